@@ -1,0 +1,49 @@
+"""Exact synchronous training on mixed GPUs, as fast as the devices allow: `Trainer(strategy="boa")`.
+
+Importing this package registers the strategies; nothing else has to change in a script.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from lightning_boa import registration
+from lightning_boa.planning import (
+    BatchPlan,
+    LinearTime,
+    TableTime,
+    plan_batches,
+)
+
+if TYPE_CHECKING:
+    from lightning_boa.for_pytorch_lightning import BoaCallback, BoaStrategy, EmulatedCluster
+
+__all__ = [
+    "BatchPlan",
+    "BoaCallback",
+    "BoaStrategy",
+    "EmulatedCluster",
+    "LinearTime",
+    "TableTime",
+    "plan_batches",
+]
+
+_FOR_A_LIGHTNING = ("BoaCallback", "BoaStrategy", "EmulatedCluster")
+
+try:
+    __version__ = version("lightning-boa")
+except PackageNotFoundError:
+    __version__ = "0+uninstalled"
+
+registration.register_strategies()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FOR_A_LIGHTNING:
+        return getattr(registration.classes(), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_FOR_A_LIGHTNING])

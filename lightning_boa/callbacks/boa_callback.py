@@ -1,0 +1,210 @@
+"""Feeds the planning loop with measured steps and keeps its state in checkpoints, for whichever Lightning."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+
+from lightning_boa.errors import UnsupportedError
+from lightning_boa.planning import BatchPlan, Orchestration
+from lightning_boa.profiling import (
+    MemoryProfile,
+    StepClock,
+    check_digest,
+    check_same,
+    decide_once,
+    exchange_records,
+)
+
+STATE_KEY = "lightning_boa"
+
+
+class PlansBatches(Protocol):
+    """What the callback needs of a strategy."""
+
+    orchestration: Orchestration | None
+    device_names: tuple[str, ...]
+    clock: StepClock
+    memory: MemoryProfile | None
+
+    @property
+    def root_device(self) -> torch.device: ...
+
+    @property
+    def plan(self) -> BatchPlan | None: ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+
+    @property
+    def first_free_step(self) -> int: ...
+
+    def take_drawn_order(self) -> int | None: ...
+
+    def begin_planning(self) -> None: ...
+
+    def finish_step(self) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any], inside_epoch: bool) -> None: ...
+
+
+class BoaCallbackBehaviour:
+    """Lets all ranks exchange their figures when the planning loop asks for it, and announces the plan.
+
+    The strategy attaches it; add it to the trainer yourself only to place it among other callbacks.
+    """
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        strategy = _strategy_of(trainer)
+        _refuse_several_loaders(trainer.train_dataloader)
+        check_same(strategy.facts)
+        strategy.device_names = _gather_device_names(trainer)
+        strategy.begin_planning()
+        plan, orchestration = strategy.plan, strategy.orchestration
+        assert plan is not None
+        check_digest(plan.digest, "plan", strategy.root_device)
+        if trainer.world_size == 1:
+            rank_zero_info("boa: one device, so there is nothing to balance.")
+        elif orchestration is None:
+            rank_zero_info(f"boa: fixed plan, {_rows(plan)} rows per rank.")
+        elif orchestration.phase == "warmup" and (blind := _hides_compute(pl_module)):
+            strategy.orchestration = orchestration.keep_split(blind)
+            rank_zero_warn(f"boa: {blind}")
+        self._measure_while_needed(strategy)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        _strategy_of(trainer).clock.interrupt()
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        strategy = _strategy_of(trainer)
+        drawn = strategy.take_drawn_order()
+        if drawn is not None:
+            check_digest(drawn, "order of rows from the sampler", strategy.root_device)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        _strategy_of(trainer).clock.interrupt()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        strategy = _strategy_of(trainer)
+        strategy.finish_step()
+        orchestration = strategy.orchestration
+        if orchestration is None or orchestration.exchange_after is None:
+            return
+        if trainer.fit_loop.total_batch_idx >= orchestration.exchange_after:
+            self._exchange(strategy, closing=False)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        _strategy_of(trainer).clock.interrupt()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        strategy = _strategy_of(trainer)
+        orchestration = strategy.orchestration
+        if orchestration is not None and orchestration.phase == "warmup":
+            self._exchange(strategy, closing=True)
+
+    def on_save_checkpoint(
+        self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint[STATE_KEY] = _strategy_of(trainer).state()
+
+    def on_load_checkpoint(
+        self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        state = checkpoint.get(STATE_KEY)
+        if state is not None and state["global_batch_size"] is not None:
+            _strategy_of(trainer).restore(state, _stops_inside_epoch(checkpoint))
+
+    def _exchange(self, strategy: PlansBatches, *, closing: bool) -> None:
+        before = strategy.orchestration
+        assert before is not None
+        device = strategy.root_device
+        exchanged = exchange_records(
+            strategy.clock.records(),
+            strategy.first_free_step,
+            None if strategy.memory is None else strategy.memory.row_cap(),
+            device,
+        )
+        after = decide_once(
+            lambda: before.observe(
+                exchanged.records,
+                first_free_step=exchanged.first_free_step,
+                row_caps=exchanged.row_caps,
+                closing=closing,
+            ),
+            device,
+        )
+        check_digest(after.schedule.digest, "schedule of plans", device)
+        strategy.orchestration = after
+        self._measure_while_needed(strategy)
+        if before.phase == "warmup" and after.phase == "planned":
+            rank_zero_info(f"boa: {_rows(after.plan)} rows per rank; {after.reason}")
+
+    def _measure_while_needed(self, strategy: PlansBatches) -> None:
+        orchestration = strategy.orchestration
+        strategy.clock.enabled = (
+            orchestration is not None and orchestration.exchange_after is not None
+        )
+
+
+def _strategy_of(trainer: Any) -> PlansBatches:
+    strategy = trainer.strategy
+    if not hasattr(strategy, "begin_planning"):
+        raise UnsupportedError(
+            f'Expected BoaCallback beside strategy="boa", got {type(strategy).__name__}. Set the strategy, or leave the'
+            " callback out."
+        )
+    planner: PlansBatches = strategy
+    return planner
+
+
+def _refuse_several_loaders(loaders: Any) -> None:
+    if isinstance(loaders, (list, tuple, dict)) and len(loaders) > 1:
+        raise UnsupportedError(
+            f"Expected one training loader, got {len(loaders)}. Combine the data sets in one loader, or train with"
+            ' strategy="ddp".'
+        )
+
+
+def _gather_device_names(trainer: Any) -> tuple[str, ...]:
+    emulated = [
+        callback.names for callback in trainer.callbacks if getattr(callback, "names", None)
+    ]
+    if emulated:
+        return tuple(emulated[0])
+    names: list[str] = [""] * trainer.world_size
+    torch.distributed.all_gather_object(names, _device_name(trainer.strategy.root_device))
+    return tuple(names)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()})"
+
+
+def _hides_compute(module: torch.nn.Module) -> str | None:
+    if any(isinstance(part, torch.nn.SyncBatchNorm) for part in module.modules()):
+        return (
+            "SyncBatchNorm makes every rank look as slow as the slowest, so nothing can be planned from measured steps"
+            " and the equal split stays. Give batch_sizes=[…] to use other shares."
+        )
+    return None
+
+
+def _stops_inside_epoch(checkpoint: Mapping[str, Any]) -> bool:
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    return progress["current"]["ready"] > 0 and not progress["is_last_batch"]
+
+
+def _rows(plan: BatchPlan) -> str:
+    return " / ".join(map(str, plan.batch_sizes))

@@ -1,0 +1,1 @@
+"""The command line: boa-train, a Hydra application on conf/."""

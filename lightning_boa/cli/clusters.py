@@ -1,0 +1,112 @@
+"""The devices a run trains on: the machine's own, or emulated ones on its processor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from lightning_boa.cli.framework import Callback, EmulatedCluster
+from lightning_boa.cli.options import START_METHODS, number, one_of, whole_number
+from lightning_boa.errors import OptionError
+
+
+class Cluster(Protocol):
+    def prepare_process(self) -> None:
+        """Called once, before anything computes."""
+
+    def devices_for(self, requested: object) -> object:
+        """What the trainer's argument `devices` becomes."""
+
+    def callbacks(self, requested: object) -> list[Callback]:
+        """The callbacks that make the devices as fast as the cluster says."""
+
+
+class RealDevices:
+    """The devices this machine really has."""
+
+    def __init__(self, accelerator: str = "auto", start_method: str = "popen") -> None:
+        self.accelerator = accelerator
+        self.start_method = one_of("cluster.start_method", start_method, START_METHODS)
+
+    def prepare_process(self) -> None:
+        return
+
+    def devices_for(self, requested: object) -> object:
+        return requested
+
+    def callbacks(self, requested: object) -> list[Callback]:
+        return []
+
+
+class EmulatedDevice:
+    """A device whose training step lasts at least max(floor, overhead + rows x seconds_per_sample) seconds."""
+
+    def __init__(
+        self, name: str, seconds_per_sample: float, overhead: float = 0.0, floor: float = 0.0
+    ) -> None:
+        self.name = str(name)
+        self.seconds_per_sample = number(
+            "cluster.devices.seconds_per_sample", seconds_per_sample, above=0
+        )
+        self.overhead = number("cluster.devices.overhead", overhead, least=0)
+        self.floor = number("cluster.devices.floor", floor, least=0)
+
+
+class EmulatedDevices:
+    """Emulated devices, one process each on this machine's processor; fewer ranks take the first ones."""
+
+    def __init__(
+        self,
+        devices: Sequence[dict[str, object]],
+        accelerator: str = "cpu",
+        start_method: str = "fork",
+    ) -> None:
+        if not devices:
+            raise OptionError(
+                "cluster.devices: expected at least one device, got an empty list; "
+                "cluster=none takes the real ones."
+            )
+        self.devices = tuple(_device(values) for values in devices)
+        self.accelerator = one_of("cluster.accelerator", accelerator, ("cpu",))
+        self.start_method = one_of("cluster.start_method", start_method, START_METHODS)
+
+    def prepare_process(self) -> None:
+        """One thread for each device: they share a processor, and a forked child hangs in OpenMP where its
+        parent has used a pool of threads."""
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
+
+    def devices_for(self, requested: object) -> int:
+        if requested == "auto":
+            return len(self.devices)
+        ranks = whole_number("trainer.devices", requested, least=1)
+        if ranks > len(self.devices):
+            raise OptionError(
+                f"trainer.devices: the emulated cluster has {len(self.devices)} devices, got {ranks}; "
+                "ask for fewer, or list more under cluster.devices."
+            )
+        return ranks
+
+    def callbacks(self, requested: object) -> list[Callback]:
+        present = self.devices[: self.devices_for(requested)]
+        return [
+            EmulatedCluster(
+                seconds_per_sample=[device.seconds_per_sample for device in present],
+                overhead=[device.overhead for device in present],
+                floor=[device.floor for device in present],
+                names=[device.name for device in present],
+            )
+        ]
+
+
+def _device(values: dict[str, object]) -> EmulatedDevice:
+    try:
+        return EmulatedDevice(**values)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise OptionError(
+            "cluster.devices: expected name, seconds_per_sample and, if wanted, overhead and floor, "
+            f"got {values!r}."
+        ) from error

@@ -1,0 +1,51 @@
+"""Checks of the options in conf/: each names the option, what it expected and what came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from lightning_boa.errors import OptionError
+
+START_METHODS = ("popen", "spawn", "fork", "forkserver")
+
+
+def whole_number(option: str, value: object, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{option}: expected a whole number of at least {least}, got {value!r}.")
+    return value
+
+
+def number(
+    option: str,
+    value: object,
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    below: float = math.inf,
+) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or not above < value < below
+        or value < least
+    ):
+        limits = [
+            text
+            for text, limit in (
+                (f"above {above:g}", above),
+                (f"of at least {least:g}", least),
+                (f"below {below:g}", below),
+            )
+            if math.isfinite(limit)
+        ]
+        wanted = " ".join(["a number", " and ".join(limits)]).strip()
+        raise OptionError(f"{option}: expected {wanted}, got {value!r}.")
+    return float(value)
+
+
+def one_of(option: str, value: object, names: Collection[str]) -> str:
+    if not isinstance(value, str) or value not in names:
+        raise OptionError(f"{option}: expected one of {', '.join(names)}, got {value!r}.")
+    return value

@@ -1,0 +1,60 @@
+"""What a run leaves behind: the plan, step times and test figures, read off the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lightning_boa.cli.framework import Trainer
+from lightning_boa.cli.step_times import METRIC
+from lightning_boa.reports import PlanReport, describe_plan
+
+
+@dataclass(frozen=True)
+class RunReport:
+    strategy: str
+    devices: tuple[str, ...]
+    plan: PlanReport | None = None
+    last_epoch_step_seconds: float | None = None
+    test_figures: tuple[tuple[str, float], ...] = ()
+
+    def with_test_figures(self, metrics: Mapping[str, Any]) -> RunReport:
+        tested = (
+            (name, float(value)) for name, value in metrics.items() if name.startswith("test")
+        )
+        return replace(self, test_figures=tuple(tested))
+
+    def lines(self) -> list[str]:
+        """What is said below the tables."""
+        lines = []
+        if self.last_epoch_step_seconds is not None:
+            lines.append(
+                f"step time in the last epoch, {self.strategy}: "
+                f"{1000 * self.last_epoch_step_seconds:.1f} ms (median)"
+            )
+        lines += [f"{name.replace('_', ' ')}: {value:.4f}" for name, value in self.test_figures]
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for report.json; seconds and shares."""
+        values = asdict(self)
+        values["test_figures"] = dict(self.test_figures)
+        if self.plan is not None:
+            values["plan"]["gain"] = self.plan.gain
+            values["plan"]["linear_ceiling"] = self.plan.linear_ceiling
+        return values
+
+
+def report_of(trainer: Trainer) -> RunReport:
+    """What the trainer knows after `fit`, under any strategy."""
+    strategy: Any = trainer.strategy
+    seconds = trainer.callback_metrics.get(METRIC)
+    plan = getattr(strategy, "plan", None)
+    devices = tuple(getattr(strategy, "device_names", ()))
+    return RunReport(
+        strategy=type(strategy).__name__,
+        devices=devices,
+        plan=None if plan is None else describe_plan(plan, strategy.orchestration, devices),
+        last_epoch_step_seconds=None if seconds is None else float(seconds),
+    )

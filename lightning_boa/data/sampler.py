@@ -1,0 +1,201 @@
+"""A rank's share of every step of the global order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_boa.data.order import GlobalOrder, Indices, as_list, digest
+from lightning_boa.errors import LoaderError
+
+_GHOST_ROWS = 2
+
+
+class EpochSetter:
+    """Passes `set_epoch` on to a `ShareBatchSampler`.
+
+    Lightning looks for it at `batch_sampler.sampler`.
+    """
+
+    def __init__(self, batch_sampler: ShareBatchSampler) -> None:
+        self._batch_sampler = batch_sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch whose order the next iteration draws."""
+        self._batch_sampler.set_epoch(epoch)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of one step.
+
+    Attributes:
+        step: counted since training began.
+        rows: of this rank; 0 for a ghost.
+        step_rows: of all ranks.
+        fetched: rows that the batch holds: `rows`, or those of the ghost.
+        wait: seconds that the loader made its rank wait for the batch.
+    """
+
+    step: int
+    rows: int
+    step_rows: int
+    fetched: int
+    wait: float = 0.0
+
+
+class Iteration:
+    """How far one iteration of a `ShareBatchSampler` is: `lists` handed out of `total`.
+
+    `shares` are those handed out of which no batch has arrived yet, oldest first.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.lists = 0
+        self.total = total
+        self.shares: deque[Share] = deque()
+
+
+class ShareBatchSampler:
+    """Lists of the rows of one rank, one list a step.
+
+    Step s of an epoch covers positions [s B, (s + 1) B) of the global order; a rank's rows follow
+    those of the lower ranks. The first `next()` of an iteration asks `first_step`, then reads the
+    epoch and draws the order; `iter()` reads nothing.
+
+    A rank without rows in a step hands out a ghost: the first two rows of the step (its one row
+    twice), to be given the weight 0. With `skip_ghosts` it leaves the step out instead; the split
+    of a full and of the short last step is then asked for once, at construction, because the
+    length depends on it.
+
+    Args:
+        order: rows by position.
+        rank: whose share.
+        global_batch_size: B, rows of a step over all ranks.
+        drop_last: leave out a last step of fewer than B rows.
+        seed: of the order.
+        rows_of: (step since training began, rows of that step) -> rows of each rank.
+        first_step: () -> (steps of this epoch that are done, steps since training began that are
+            done). It may call `set_epoch`.
+        skip_ghosts: leave out the steps in which this rank has no rows.
+        check_order: called with the digest of each order drawn, before its first rows are handed
+            out, so that ranks can compare what a custom sampler gave them.
+
+    Attributes:
+        handed_out: step since training began of the rows handed out last, -1 before any. Loader
+            workers are ahead of the training loop; this counts what they were given, and changes
+            only inside `next()`.
+        iteration: the iteration begun last.
+        sampler: takes Lightning's `set_epoch`.
+
+    Raises:
+        LoaderError: a global batch without rows, or a negative rank.
+    """
+
+    def __init__(
+        self,
+        order: GlobalOrder,
+        *,
+        rank: int,
+        global_batch_size: int,
+        drop_last: bool,
+        seed: int,
+        rows_of: Callable[[int, int], Sequence[int]],
+        first_step: Callable[[], tuple[int, int]],
+        skip_ghosts: bool = False,
+        check_order: Callable[[int], object] | None = None,
+    ) -> None:
+        if global_batch_size < 1:
+            raise LoaderError(
+                "expected a global batch of at least one row, got "
+                f"global_batch_size={global_batch_size}"
+            )
+        if rank < 0:
+            raise LoaderError(f"expected a rank of at least 0, got rank={rank}")
+        self.order = order
+        self.rank = rank
+        self.global_batch_size = global_batch_size
+        self.drop_last = drop_last
+        self.seed = seed
+        self.epoch = 0
+        self.skip_ghosts = skip_ghosts
+        self.sampler = EpochSetter(self)
+        self.handed_out = -1
+        self.iteration = Iteration(0)
+        self._rows_of = rows_of
+        self._first_step = first_step
+        self._check_order = check_order
+        self._full_steps, remainder = divmod(len(order), global_batch_size)
+        self._short_rows = 0 if drop_last else remainder
+        self._steps = self._full_steps + (self._short_rows > 0)
+        self._order_rows = len(order)
+        self._settled: dict[int, Sequence[int]] = {}
+        if skip_ghosts:
+            sizes = (global_batch_size, self._short_rows)
+            self._settled = {rows: self._split(0, rows) for rows in sizes if rows}
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of this rank in a full step, under the split of the step handed out last."""
+        return self._split(max(self.handed_out, 0), self.global_batch_size)[self.rank]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch whose order the next iteration draws."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Lists in a whole epoch: its steps, less those that `skip_ghosts` leaves out."""
+        return self._lists_from(0)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        position, done = self._first_step()
+        assert 0 <= position <= self._steps, f"{position=} of {self._steps} steps"
+        self.iteration = iteration = Iteration(self._lists_from(position))
+        indices = self.order.draw(self.seed, self.epoch)
+        assert len(indices) == self._order_rows, f"{len(indices)} rows of {self._order_rows}"
+        if self._check_order is not None:
+            self._check_order(digest(indices))
+        for ahead in range(self._steps - position):
+            step = done + ahead
+            start = (position + ahead) * self.global_batch_size
+            step_rows = min(self.global_batch_size, self._order_rows - start)
+            split = self._split(step, step_rows)
+            self.handed_out = step
+            rows = self._rows(indices, start, split, step_rows)
+            if rows:
+                iteration.lists += 1
+                iteration.shares.append(Share(step, split[self.rank], step_rows, len(rows)))
+                yield rows
+
+    def _rows(
+        self, indices: Indices, start: int, split: Sequence[int], step_rows: int
+    ) -> list[Any]:
+        """This rank's rows of a step, a ghost's rows, or nothing where ghosts are left out."""
+        if split[self.rank]:
+            start += sum(split[: self.rank])
+            return as_list(indices[start : start + split[self.rank]])
+        if self.skip_ghosts:
+            return []
+        ghost = as_list(indices[start : start + min(_GHOST_ROWS, step_rows)])
+        return ghost * (_GHOST_ROWS // len(ghost))
+
+    def _lists_from(self, position: int) -> int:
+        full = max(self._full_steps - position, 0)
+        short = self._steps - position - full
+        kinds = ((full, self.global_batch_size), (short, self._short_rows))
+        return sum(
+            steps
+            for steps, rows in kinds
+            if steps and (not self.skip_ghosts or self._settled[rows][self.rank])
+        )
+
+    def _split(self, step: int, step_rows: int) -> Sequence[int]:
+        if step_rows in self._settled:
+            return self._settled[step_rows]
+        split = self._rows_of(step, step_rows)
+        assert min(split) >= 0, f"{split}, {step=}"
+        assert sum(split) == step_rows, f"{split} of {step_rows} rows, {step=}"
+        assert self.rank < len(split), f"no rank {self.rank} in {split}"
+        return split

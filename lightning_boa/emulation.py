@@ -1,0 +1,181 @@
+"""Slow devices on an ordinary machine: every rank's training step lasts as long as on the device it stands for."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lightning_boa.errors import OptionError
+
+FORWARD_SHARE = 1 / 3
+
+
+def rows_of_batch(batch: Any) -> int:
+    """Leading size of the first tensor found in a batch, 1 where there is none."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        for part in batch:
+            if isinstance(part, (Tensor, Mapping, list, tuple)):
+                return rows_of_batch(part)
+    return 1
+
+
+class Stopwatch:
+    """Waits until a stretch of work has lasted its time; the work done meanwhile counts towards it.
+
+    Args:
+        clock: seconds, increasing.
+        sleep: waits for some seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._began = clock()
+
+    def begin(self) -> None:
+        """A stretch of work begins now."""
+        self._began = self._clock()
+
+    def wait_for(self, seconds: float) -> None:
+        """Return when `seconds` have passed since the beginning."""
+        remaining = self._began + seconds - self._clock()
+        if remaining > 0:
+            self._sleep(remaining)
+
+
+class EmulatedClusterBehaviour:
+    """Rank i's training step of b rows lasts max(floor_i, overhead_i + b * seconds_per_sample_i).
+
+    A third of it passes as the step begins, the rest inside backward, spread over the parameters, so that gradients
+    become ready one after the other and communication overlaps as on a device. The real computation happens as well and
+    counts towards that time (choose durations above it); time blocked in collectives comes on top, as on a device.
+
+    Args:
+        seconds_per_sample: seconds for each row, one value per rank.
+        overhead: seconds per step whatever its rows, a number or one value per rank.
+        floor: least seconds of a step (latency), a number or one value per rank.
+        names: what the devices are called in tables and pictures, one per rank.
+        clock: seconds, increasing; a test may inject its own.
+        sleep: waits for some seconds; a test may inject its own.
+        work_clock: processor seconds of this thread; a test may inject its own.
+
+    Raises:
+        OptionError: a negative or non-finite time, or lists of different lengths.
+    """
+
+    def __init__(
+        self,
+        seconds_per_sample: Sequence[float],
+        overhead: float | Sequence[float] = 0.0,
+        floor: float | Sequence[float] = 0.0,
+        names: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+        work_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        super().__init__()
+        self.seconds_per_sample = tuple(float(seconds) for seconds in seconds_per_sample)
+        ranks = len(self.seconds_per_sample)
+        self.overhead = _per_rank("overhead", overhead, ranks)
+        self.floor = _per_rank("floor", floor, ranks)
+        _check_times("seconds_per_sample", self.seconds_per_sample)
+        _check_times("overhead", self.overhead)
+        _check_times("floor", self.floor)
+        self.names = tuple(names) if names is not None else None
+        if ranks == 0 or (self.names is not None and len(self.names) != ranks):
+            raise OptionError(
+                f"names: expected one name for each of the {ranks} values of seconds_per_sample (at least one),"
+                f" got {names!r}."
+            )
+        self._stopwatch = Stopwatch(clock, sleep)
+        self._work_clock = work_clock
+        self._handles: list[Any] = []
+        self._rank = 0
+        self._waits_for_entry = False
+        self._duration = 0.0
+        self._backward_lasts = 0.0
+        self._work_before = 0.0
+        self._gradients_seen = 0
+        self._gradients_expected = 1
+
+    def step_seconds(self, rank: int, rows: int) -> float:
+        """Seconds that `rank`'s training step of `rows` rows lasts."""
+        lasting = self.overhead[rank] + rows * self.seconds_per_sample[rank]
+        return max(self.floor[rank], lasting)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if len(self.seconds_per_sample) != trainer.world_size:
+            raise OptionError(
+                f"seconds_per_sample: expected one value per rank ({trainer.world_size}), got"
+                f" {len(self.seconds_per_sample)}. Give EmulatedCluster as many devices as the trainer has."
+            )
+        self._rank = trainer.global_rank
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._release()
+        trainable = [parameter for parameter in pl_module.parameters() if parameter.requires_grad]
+        self._gradients_expected = max(1, len(trainable))
+        self._handles = [parameter.register_hook(self._on_gradient) for parameter in trainable]
+        self._handles.append(pl_module.register_forward_pre_hook(lambda *_: self._enter()))
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._waits_for_entry = True
+        self._duration = self.step_seconds(self._rank, rows_of_batch(batch))
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        self._enter()
+        worked = self._work_clock() - self._work_before
+        self._gradients_seen = 0
+        self._backward_lasts = (1 - FORWARD_SHARE) * self._duration - worked
+        self._stopwatch.begin()
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        self._stopwatch.wait_for(self._backward_lasts)
+        self._gradients_expected = max(1, self._gradients_seen)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._release()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._release()
+
+    def _enter(self) -> None:
+        if self._waits_for_entry:
+            self._waits_for_entry = False
+            self._stopwatch.begin()
+            self._stopwatch.wait_for(FORWARD_SHARE * self._duration)
+            self._work_before = self._work_clock()
+
+    def _on_gradient(self, gradient: Tensor) -> None:
+        self._gradients_seen += 1
+        ready = min(1.0, self._gradients_seen / self._gradients_expected)
+        self._stopwatch.wait_for(self._backward_lasts * ready)
+
+    def _release(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def _per_rank(name: str, value: float | Sequence[float], ranks: int) -> tuple[float, ...]:
+    if isinstance(value, (int, float)):
+        return (float(value),) * ranks
+    values = tuple(float(each) for each in value)
+    if len(values) != ranks:
+        raise OptionError(
+            f"{name}: expected a number or one value for each of {ranks} ranks, got {len(values)} values."
+        )
+    return values
+
+
+def _check_times(name: str, values: tuple[float, ...]) -> None:
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise OptionError(f"{name}: expected finite seconds of at least 0, got {list(values)}.")

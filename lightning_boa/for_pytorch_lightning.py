@@ -1,0 +1,40 @@
+"""lightning-boa's classes for `pytorch_lightning`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytorch_lightning import Callback
+from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
+from typing_extensions import override
+
+from lightning_boa.callbacks import BoaCallbackBehaviour
+from lightning_boa.emulation import EmulatedClusterBehaviour
+from lightning_boa.strategies import BoaBehaviour, HandsBackResults
+
+__all__ = ["BoaCallback", "BoaStrategy", "EmulatedCluster"]
+
+
+class BoaCallback(BoaCallbackBehaviour, Callback):
+    __doc__ = BoaCallbackBehaviour.__doc__
+
+
+class EmulatedCluster(EmulatedClusterBehaviour, Callback):
+    __doc__ = EmulatedClusterBehaviour.__doc__
+
+
+class BoaLauncher(HandsBackResults, _MultiProcessingLauncher):
+    __doc__ = HandsBackResults.__doc__
+
+
+class BoaStrategy(BoaBehaviour, DDPStrategy):
+    __doc__ = BoaBehaviour.__doc__
+    callback_class = BoaCallback
+
+    @override
+    def _configure_launcher(self) -> None:
+        if self._start_method == "popen":
+            super()._configure_launcher()
+        else:
+            self._launcher = BoaLauncher(self, start_method=self._start_method)

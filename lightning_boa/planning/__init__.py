@@ -1,0 +1,48 @@
+"""Time models, exact allocation, plans, and the loop that finds them; numpy only."""
+
+from __future__ import annotations
+
+from lightning_boa.planning.allocation import allocate, apportion
+from lightning_boa.planning.bounds import row_bounds
+from lightning_boa.planning.fitting import TimeFit, fit_time
+from lightning_boa.planning.orchestration import Orchestration, OrchestrationSettings
+from lightning_boa.planning.plan import (
+    BatchPlan,
+    equal_split,
+    fixed_plan,
+    plan_batches,
+    predicted_plan,
+)
+from lightning_boa.planning.records import SplitMeasurement, StepRecord
+from lightning_boa.planning.schedule import Schedule
+from lightning_boa.planning.time_models import (
+    LinearTime,
+    TableTime,
+    TimeModel,
+    time_model_from_dict,
+)
+from lightning_boa.planning.weights import BATCH_WEIGHTS, gradient_weight
+
+__all__ = [
+    "BATCH_WEIGHTS",
+    "BatchPlan",
+    "LinearTime",
+    "Orchestration",
+    "OrchestrationSettings",
+    "Schedule",
+    "SplitMeasurement",
+    "StepRecord",
+    "TableTime",
+    "TimeFit",
+    "TimeModel",
+    "allocate",
+    "apportion",
+    "equal_split",
+    "fit_time",
+    "fixed_plan",
+    "gradient_weight",
+    "plan_batches",
+    "predicted_plan",
+    "row_bounds",
+    "time_model_from_dict",
+]

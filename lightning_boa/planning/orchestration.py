@@ -1,0 +1,390 @@
+"""The loop from warm-up to plan: records of measured steps in, a schedule of plans out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from lightning_boa.errors import MeasurementError, OptionError
+from lightning_boa.planning.bounds import check_feasible, positive_integer
+from lightning_boa.planning.fitting import TimeFit
+from lightning_boa.planning.plan import BatchPlan
+from lightning_boa.planning.records import SplitMeasurement, StepRecord, counted, measure_split
+from lightning_boa.planning.rounds import (
+    Decision,
+    Evidence,
+    after_first_round,
+    after_later_round,
+    best_known,
+    equal_within,
+    rank_fits,
+    usable_upper,
+)
+from lightning_boa.planning.schedule import Schedule
+
+FIRST_SETTLING_STEPS = 2
+SETTLING_STEPS = 1
+COUNTED_STEPS = 4
+CONFIRMING_STEPS = 8
+MOST_ROUNDS = 5
+MOST_EXCHANGES = 10
+
+
+@dataclass(frozen=True)
+class OrchestrationSettings:
+    """What the loop keeps to: ranks, global batch, rows per rank, length of the warm-up.
+
+    ``warmup`` is ``"auto"`` (it ends when the fits are good, at the latest with an epoch) or a
+    number of steps.
+    """
+
+    world_size: int
+    global_batch_size: int
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    granularity: int = 1
+    warmup: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        positive_integer("world_size", self.world_size)
+        positive_integer("global_batch_size", self.global_batch_size)
+        positive_integer("granularity", self.granularity)
+        if self.warmup != "auto":
+            positive_integer("warmup", self.warmup)
+        for name in ("lower", "upper"):
+            values = tuple(int(value) for value in getattr(self, name))
+            if len(values) != self.world_size:
+                raise OptionError(
+                    f"{name}: expected one number for each of {self.world_size} ranks, "
+                    f"got {list(values)}"
+                )
+            object.__setattr__(self, name, values)
+        check_feasible(
+            self.global_batch_size,
+            np.asarray(self.lower, dtype=np.int64),
+            np.asarray(self.upper, dtype=np.int64),
+            self.granularity,
+        )
+
+    @property
+    def equal_batch_sizes(self) -> tuple[int, ...]:
+        """The split with which the warm-up begins: the equal one, as the bounds permit it."""
+        return equal_within(self.global_batch_size, self.lower, self.upper, self.granularity)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that `from_dict` reads."""
+        return {
+            "world_size": self.world_size,
+            "global_batch_size": self.global_batch_size,
+            "lower": list(self.lower),
+            "upper": list(self.upper),
+            "granularity": self.granularity,
+            "warmup": self.warmup,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> OrchestrationSettings:
+        """The settings whose `to_dict` gave ``values``."""
+        return cls(**{**values, "lower": tuple(values["lower"]), "upper": tuple(values["upper"])})
+
+
+@dataclass(frozen=True)
+class Orchestration:
+    """The state of the loop; `observe` returns the next one.
+
+    ``schedule`` tells every rank's rows at any step. ``exchange_after`` is the step after which all
+    ranks exchange their records, None when nothing more is needed. ``reason`` says in one sentence
+    why the latest plan holds. ``records`` are all records of full steps, ``row_caps`` the most rows
+    that each rank's memory is known to hold.
+    """
+
+    settings: OrchestrationSettings
+    first_step: int
+    schedule: Schedule
+    phase: Literal["warmup", "planned"]
+    round: int
+    exchanges: int
+    exchange_after: int | None
+    reason: str
+    records: tuple[StepRecord, ...] = ()
+    row_caps: tuple[int, ...] | None = None
+
+    @classmethod
+    def begin(cls, settings: OrchestrationSettings, first_step: int) -> Orchestration:
+        """The start of a warm-up whose first step is ``first_step``, with the equal split."""
+        start = cls(
+            settings=settings,
+            first_step=first_step,
+            schedule=Schedule.starting_with(BatchPlan(settings.equal_batch_sizes), first_step),
+            phase="warmup",
+            round=0,
+            exchanges=0,
+            exchange_after=None,
+            reason="the warm-up begins with the equal split",
+        )
+        return replace(start, exchange_after=start._end_of_round(first_step, 0))
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The latest plan."""
+        return self.schedule.latest
+
+    @property
+    def counted_records(self) -> tuple[StepRecord, ...]:
+        """The records without settling steps."""
+        first, later = _settling(self.settings)
+        return counted(self.records, first_settling=first, settling=later)
+
+    @property
+    def fits(self) -> tuple[TimeFit | None, ...]:
+        """Each rank's fit: a line through the origin after one size, None before any."""
+        return rank_fits(self.counted_records, self.settings.world_size)
+
+    @property
+    def equal_measurement(self) -> SplitMeasurement | None:
+        """What was measured under the equal split of the first round."""
+        return measure_split(self.counted_records, self.settings.equal_batch_sizes)
+
+    @property
+    def planned_measurement(self) -> SplitMeasurement | None:
+        """What was measured under the final plan; None until a step of it has counted."""
+        if self.phase != "planned":
+            return None
+        return measure_split(self.counted_records, self.plan.batch_sizes)
+
+    @property
+    def equal_step_seconds(self) -> float | None:
+        """Measured seconds of a step under the equal split: the greatest median period."""
+        measured = self.equal_measurement
+        return None if measured is None else measured.step_period
+
+    @property
+    def planned_step_seconds(self) -> float | None:
+        """Measured seconds of a step under the final plan: the greatest median period."""
+        measured = self.planned_measurement
+        return None if measured is None else measured.step_period
+
+    def observe(
+        self,
+        records: Sequence[StepRecord],
+        *,
+        first_free_step: int,
+        row_caps: Sequence[int] | None = None,
+        closing: bool = False,
+    ) -> Orchestration:
+        """The state after all ranks' ``records`` since the last exchange.
+
+        To be called when the step ``exchange_after`` has ended, and with ``closing`` at the end of
+        an epoch in the warm-up. Records may come late; missing ones prolong a round.
+
+        Args:
+            first_free_step: the first step that no rank's sampler has handed out; new plans begin
+                there.
+            row_caps: the most rows each rank's memory is predicted to hold, None where nothing is
+                known yet.
+            closing: an epoch has ended: finish with what is known. Without two sizes of any rank
+                the warm-up goes on in the next epoch. A warm-up of a given number of steps is not
+                cut short.
+        """
+        self._check(records, row_caps)
+        full = tuple(r for r in records if r.step_rows == self.settings.global_batch_size)
+        grown = replace(
+            self,
+            records=self.records + full,
+            row_caps=self.row_caps if row_caps is None else tuple(int(cap) for cap in row_caps),
+        )
+        if self.exchange_after is None:
+            return grown
+        due = not closing or first_free_step > self.exchange_after
+        if self.phase == "planned":
+            return replace(grown, exchange_after=None) if due else grown
+        closing = closing and self.settings.warmup == "auto"
+        if not due and not closing:
+            return grown
+        return grown._after_round(first_free_step, closing=closing)
+
+    def keep_split(self, reason: str) -> Orchestration:
+        """Stop measuring and stay with the present split, for a `reason` that this loop cannot see."""
+        return replace(self, phase="planned", exchange_after=None, reason=reason)
+
+    def _after_round(self, first_free_step: int, *, closing: bool) -> Orchestration:
+        exchanges = self.exchanges + (not closing)
+        last = self._last_warmup_step
+        at_end = last is not None and self.exchange_after == last
+        must_end = at_end or exchanges >= MOST_EXCHANGES
+        evidence = self._evidence
+        if must_end or (closing and evidence.has_two_sizes):
+            return self._planned(best_known(evidence), first_free_step)
+        if not evidence.is_complete:
+            return replace(
+                self,
+                exchanges=exchanges,
+                exchange_after=self.exchange_after
+                if closing
+                else self._end_of_round(first_free_step, self.round),
+            )
+        if self.round == 0:
+            decision = after_first_round(evidence)
+        else:
+            decision = after_later_round(evidence, agreement_counts=self.round > 1)
+        if last is None:
+            if not decision.done and self.round + 1 >= MOST_ROUNDS:
+                decision = best_known(evidence)
+            if decision.done:
+                return self._planned(decision, first_free_step)
+        elif first_free_step + SETTLING_STEPS > last:
+            return replace(self, exchanges=0, exchange_after=last)
+        return replace(
+            self,
+            schedule=self._schedule_with(decision.plan, first_free_step),
+            round=self.round + 1,
+            exchanges=exchanges if last is None else 0,
+            exchange_after=self._end_of_round(first_free_step, self.round + 1),
+            reason=decision.reason,
+        )
+
+    def _planned(self, decision: Decision, first_free_step: int) -> Orchestration:
+        if first_free_step <= self.schedule.entries[-1][0]:
+            decision = Decision(
+                self.plan,
+                done=True,
+                reason="the epoch ended before the latest split began, which therefore is the plan",
+            )
+        return replace(
+            self,
+            schedule=self._schedule_with(decision.plan, first_free_step),
+            phase="planned",
+            round=self.round + 1,
+            exchange_after=first_free_step + SETTLING_STEPS + CONFIRMING_STEPS - 1,
+            reason=decision.reason,
+        )
+
+    def _schedule_with(self, plan: BatchPlan, first_free_step: int) -> Schedule:
+        """The schedule with ``plan``, unless the latest plan is still to begin."""
+        if plan == self.plan or first_free_step <= self.schedule.entries[-1][0]:
+            return self.schedule
+        return self.schedule.then(first_free_step, plan)
+
+    @property
+    def _evidence(self) -> Evidence:
+        settings = self.settings
+        upper = usable_upper(
+            settings.upper,
+            self.row_caps,
+            lower=settings.lower,
+            equal=settings.equal_batch_sizes,
+            granularity=settings.granularity,
+        )
+        return Evidence(
+            current=self.plan,
+            equal=equal_within(
+                settings.global_batch_size, settings.lower, upper, settings.granularity
+            ),
+            lower=settings.lower,
+            upper=upper,
+            granularity=settings.granularity,
+            records=self.counted_records,
+        )
+
+    def _check(self, records: Sequence[StepRecord], row_caps: Sequence[int] | None) -> None:
+        world_size = self.settings.world_size
+        for record in records:
+            if not 0 <= record.rank < world_size:
+                raise MeasurementError(
+                    f"a record of rank {record.rank} at step {record.step}; "
+                    f"expected ranks 0 to {world_size - 1}"
+                )
+        if row_caps is not None and len(row_caps) != world_size:
+            raise MeasurementError(
+                f"row_caps: expected one number for each of {world_size} ranks, "
+                f"got {list(row_caps)}"
+            )
+
+    def _end_of_round(self, start: int, number: int) -> int:
+        last = self._last_warmup_step
+        if last is None:
+            settling = FIRST_SETTLING_STEPS if number == 0 else SETTLING_STEPS
+            return start + settling + COUNTED_STEPS - 1
+        lengths = _round_lengths(int(self.settings.warmup))
+        return min(last, start + lengths[min(number, len(lengths) - 1)] - 1)
+
+    @property
+    def _last_warmup_step(self) -> int | None:
+        if self.settings.warmup == "auto":
+            return None
+        return self.first_step + int(self.settings.warmup) - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values (dict, list, str, int, float, None) that `from_dict` reads."""
+        return {
+            "settings": self.settings.to_dict(),
+            "first_step": self.first_step,
+            "schedule": self.schedule.to_dict(),
+            "phase": self.phase,
+            "round": self.round,
+            "exchanges": self.exchanges,
+            "exchange_after": self.exchange_after,
+            "reason": self.reason,
+            "records": [record.to_list() for record in self.records],
+            "row_caps": None if self.row_caps is None else list(self.row_caps),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Orchestration:
+        """The state whose `to_dict` gave ``values``."""
+        caps = values["row_caps"]
+        return cls(
+            **{
+                **values,
+                "settings": OrchestrationSettings.from_dict(values["settings"]),
+                "schedule": Schedule.from_dict(values["schedule"]),
+                "records": tuple(StepRecord(*record) for record in values["records"]),
+                "row_caps": None if caps is None else tuple(caps),
+            }
+        )
+
+    @classmethod
+    def resume(
+        cls, settings: OrchestrationSettings, state_dict: Mapping[str, Any], first_step: int
+    ) -> Orchestration:
+        """Go on with a checkpoint's plan where ranks, batch and bounds fit; else begin anew."""
+        old = cls.from_dict(state_dict)
+        sizes = old.plan.batch_sizes
+        fits = (
+            old.phase == "planned"
+            and old.settings.world_size == settings.world_size
+            and old.settings.global_batch_size == settings.global_batch_size
+            and old.settings.granularity == settings.granularity
+            and all(
+                low <= size <= high
+                for low, size, high in zip(settings.lower, sizes, settings.upper, strict=True)
+            )
+        )
+        if not fits:
+            return cls.begin(settings, first_step)
+        return replace(
+            old,
+            settings=settings,
+            schedule=Schedule.starting_with(old.plan, first_step),
+            exchange_after=(
+                first_step + SETTLING_STEPS + CONFIRMING_STEPS - 1
+                if old.planned_measurement is None
+                else None
+            ),
+        )
+
+
+def _round_lengths(steps: int) -> tuple[int, ...]:
+    """How many steps of a warm-up of ``steps`` each round has."""
+    rounds = max(1, min(3, steps // 3), min(MOST_ROUNDS, steps // 4))
+    length, longer = divmod(steps, rounds)
+    return tuple(length + (number < longer) for number in range(rounds))
+
+
+def _settling(settings: OrchestrationSettings) -> tuple[int, int]:
+    if settings.warmup == "auto":
+        return FIRST_SETTLING_STEPS, SETTLING_STEPS
+    return min(FIRST_SETTLING_STEPS, _round_lengths(int(settings.warmup))[0] - 1), SETTLING_STEPS

@@ -1,0 +1,225 @@
+"""The rows of every rank in a step: the plan, and the ways to make one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lightning_boa.errors import OptionError, PlanError
+from lightning_boa.planning.allocation import allocate, apportion
+from lightning_boa.planning.bounds import is_count, positive_integer, row_bounds
+from lightning_boa.planning.time_models import LinearTime, TimeModel
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Rows of each rank in a full step, and what is known of its time.
+
+    ``step_seconds`` is the step under this plan, ``rank_seconds`` the part of each rank,
+    ``equal_step_seconds`` the step under the equal split; all predicted or measured seconds of
+    computation, or None.
+    """
+
+    batch_sizes: tuple[int, ...]
+    step_seconds: float | None = None
+    rank_seconds: tuple[float, ...] | None = None
+    equal_step_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for size in self.batch_sizes:
+            if not is_count(size):
+                raise PlanError(f"batch_sizes: expected whole numbers >= 0, got {size!r}")
+        sizes = tuple(int(size) for size in self.batch_sizes)
+        if sum(sizes) == 0:
+            raise PlanError(f"batch_sizes: expected at least one rank with rows, got {list(sizes)}")
+        if self.rank_seconds is not None and len(self.rank_seconds) != len(sizes):
+            raise PlanError(
+                f"rank_seconds: expected {len(sizes)} times, got {len(self.rank_seconds)}"
+            )
+        object.__setattr__(self, "batch_sizes", sizes)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.batch_sizes)
+
+    @property
+    def global_batch_size(self) -> int:
+        return sum(self.batch_sizes)
+
+    @property
+    def digest(self) -> int:
+        """63 bits of ``batch_sizes``, the same in every process and on every machine."""
+        return digest(self.batch_sizes)
+
+    @property
+    def linear_ceiling(self) -> float | None:
+        """Greatest speed-up over the equal split for times proportional to rows.
+
+        Mean speed / slowest speed, with the speeds ``batch_sizes / rank_seconds``; None where a
+        rank has no rows or no time.
+        """
+        if self.rank_seconds is None or not all(self.batch_sizes) or not all(self.rank_seconds):
+            return None
+        speeds = [
+            size / seconds
+            for size, seconds in zip(self.batch_sizes, self.rank_seconds, strict=True)
+        ]
+        return sum(speeds) / len(speeds) / min(speeds)
+
+    def rows_of(self, step_rows: int) -> tuple[int, ...]:
+        """Rows of each rank in a step of ``step_rows``, which may be a short last batch.
+
+        Raises:
+            PlanError: more rows than the global batch, or none.
+        """
+        whole = self.global_batch_size
+        if step_rows == whole:
+            return self.batch_sizes
+        if not 0 < step_rows < whole:
+            raise PlanError(f"a step has 1 to {whole} rows under this plan, got {step_rows}")
+        return apportion(self.batch_sizes, step_rows, upper=self.batch_sizes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that `from_dict` reads."""
+        return {
+            "batch_sizes": list(self.batch_sizes),
+            "step_seconds": self.step_seconds,
+            "rank_seconds": None if self.rank_seconds is None else list(self.rank_seconds),
+            "equal_step_seconds": self.equal_step_seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> BatchPlan:
+        """The plan whose `to_dict` gave ``values``."""
+        seconds = values["rank_seconds"]
+        return cls(
+            batch_sizes=tuple(values["batch_sizes"]),
+            step_seconds=values["step_seconds"],
+            rank_seconds=None if seconds is None else tuple(seconds),
+            equal_step_seconds=values["equal_step_seconds"],
+        )
+
+
+def equal_split(
+    world_size: int,
+    global_batch_size: int,
+    *,
+    granularity: int = 1,
+    lower: int | Sequence[int] | None = None,
+    upper: int | Sequence[int] | None = None,
+) -> BatchPlan:
+    """The plan of plain data-parallel training: the same rows on every rank.
+
+    The remainder goes to the first ranks. Bounds bend it as little as they must. ``lower`` is 0
+    and ``upper`` the whole batch unless given.
+    """
+    positive_integer("world_size", world_size)
+    positive_integer("global_batch_size", global_batch_size)
+    return BatchPlan(
+        tuple(
+            allocate(
+                [LinearTime(0.0, 1.0)] * world_size,
+                global_batch_size,
+                lower=0 if lower is None else lower,
+                upper=global_batch_size if upper is None else upper,
+                granularity=granularity,
+            ).tolist()
+        )
+    )
+
+
+def plan_batches(
+    time_models: Sequence[TimeModel],
+    global_batch_size: int,
+    *,
+    granularity: int = 1,
+    min_batch_size: int | Sequence[int] = 1,
+    max_batch_size: int | Sequence[int] | None = None,
+    prefer: ArrayLike | None = None,
+) -> BatchPlan:
+    """The plan whose slowest rank is fastest, with predicted seconds.
+
+    Among equally fast plans the one nearest to ``prefer`` (rows per rank; default: the equal split)
+    is taken.
+
+    Raises:
+        OptionError: an option of the wrong kind or length; the message begins with its name.
+        PlanError: a global batch size, bounds and a granularity that exclude every plan.
+    """
+    if len(time_models) == 0:
+        raise OptionError("time_models: expected one model per rank, got none")
+    world_size = len(time_models)
+    lower, upper = row_bounds(
+        world_size,
+        global_batch_size,
+        min_batch_size=min_batch_size,
+        max_batch_size=max_batch_size,
+        granularity=granularity,
+    )
+    split = allocate(
+        time_models,
+        global_batch_size,
+        lower=lower,
+        upper=upper,
+        granularity=granularity,
+        prefer=prefer,
+    )
+    return predicted_plan(time_models, split.tolist())
+
+
+def predicted_plan(time_models: Sequence[TimeModel], batch_sizes: Sequence[int]) -> BatchPlan:
+    """The plan of ``batch_sizes`` with the seconds that ``time_models`` predict."""
+    equal = equal_split(len(batch_sizes), sum(batch_sizes)).batch_sizes
+    seconds = _seconds(time_models, batch_sizes)
+    return BatchPlan(
+        batch_sizes=tuple(batch_sizes),
+        step_seconds=max(seconds),
+        rank_seconds=seconds,
+        equal_step_seconds=max(_seconds(time_models, equal)),
+    )
+
+
+def fixed_plan(
+    batch_sizes: object, *, world_size: int, global_batch_size: int | None = None
+) -> BatchPlan:
+    """The plan given by the option ``batch_sizes``, checked against the ranks and the global batch.
+
+    Raises:
+        OptionError: the wrong length, values or sum; the message begins with ``batch_sizes``.
+    """
+    if not isinstance(batch_sizes, Sequence | np.ndarray) or isinstance(batch_sizes, str):
+        raise OptionError(
+            f"batch_sizes: expected a list with one number per rank, got {batch_sizes!r}"
+        )
+    sizes = list(batch_sizes)
+    if len(sizes) != world_size:
+        raise OptionError(
+            f"batch_sizes: expected one number for each of the {world_size} ranks, "
+            f"got {len(sizes)}: {sizes}"
+        )
+    for size in sizes:
+        if not is_count(size):
+            raise OptionError(f"batch_sizes: expected whole numbers >= 0, got {size!r}")
+    if sum(sizes) == 0:
+        raise OptionError(f"batch_sizes: expected at least one rank with rows, got {sizes}")
+    if global_batch_size is not None and sum(sizes) != global_batch_size:
+        raise OptionError(
+            f"batch_sizes: expected the sum {global_batch_size} of global_batch_size, "
+            f"got {sizes} with the sum {sum(sizes)}"
+        )
+    return BatchPlan(tuple(sizes))
+
+
+def digest(numbers: Sequence[int]) -> int:
+    """63 bits of a sequence of integers, the same in every process and on every machine."""
+    text = ",".join(str(number) for number in numbers)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _seconds(time_models: Sequence[TimeModel], rows: Sequence[int]) -> tuple[float, ...]:
+    return tuple(float(model.seconds(size)) for model, size in zip(time_models, rows, strict=True))

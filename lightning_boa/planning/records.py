@@ -1,0 +1,131 @@
+"""Measured steps of all ranks, and the figures of one split drawn from them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from statistics import median
+
+from lightning_boa.errors import MeasurementError
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step of one rank. Times are seconds.
+
+    ``compute``: entry of the training step to the end of the local backward. ``loader_wait``,
+    ``communication`` (waiting for other ranks included), ``optimizer``: other parts of the step.
+    ``period``: from the start of this step to the start of the next. ``rows`` is this rank's part
+    of ``step_rows``.
+    """
+
+    step: int
+    rank: int
+    rows: int
+    step_rows: int
+    compute: float
+    loader_wait: float
+    communication: float
+    optimizer: float
+    period: float
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "period"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise MeasurementError(
+                    f"{name} of rank {self.rank} at step {self.step}: "
+                    f"expected finite seconds > 0, got {value!r}"
+                )
+        for name in ("loader_wait", "communication", "optimizer"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise MeasurementError(
+                    f"{name} of rank {self.rank} at step {self.step}: "
+                    f"expected finite seconds >= 0, got {value!r}"
+                )
+        if not 0 <= self.rows <= self.step_rows:
+            raise MeasurementError(
+                f"rank {self.rank} at step {self.step}: "
+                f"{self.rows} of {self.step_rows} rows is impossible"
+            )
+
+    def to_list(self) -> list[int | float]:
+        """The values in the order of the fields; ``StepRecord(*values)`` reads them."""
+        return list(astuple(self))
+
+
+@dataclass(frozen=True)
+class SplitMeasurement:
+    """What was measured under one split: medians per rank over ``steps`` steps, in seconds.
+
+    ``step_compute`` is the slowest rank's median computation, ``step_period`` the greatest median
+    of the whole step with loading, communication and optimizer.
+    """
+
+    batch_sizes: tuple[int, ...]
+    steps: int
+    rank_compute: tuple[float, ...]
+    rank_loader_wait: tuple[float, ...]
+    rank_communication: tuple[float, ...]
+    rank_optimizer: tuple[float, ...]
+    rank_period: tuple[float, ...]
+
+    @property
+    def step_compute(self) -> float:
+        return max(self.rank_compute)
+
+    @property
+    def step_period(self) -> float:
+        return max(self.rank_period)
+
+    @property
+    def idle_share(self) -> tuple[float, ...]:
+        """Per rank the share of the slowest computation in which it has none itself."""
+        return tuple(1.0 - compute / self.step_compute for compute in self.rank_compute)
+
+
+def counted(
+    records: Sequence[StepRecord], *, first_settling: int, settling: int
+) -> tuple[StepRecord, ...]:
+    """The records without each rank's settling steps, in order of step and rank.
+
+    A rank settles during its first ``first_settling`` steps, and during the first ``settling``
+    steps of every size that is new to it; a size that it has run before needs no settling.
+    """
+    seen: defaultdict[tuple[int, int], int] = defaultdict(int)
+    first_size: dict[int, int] = {}
+    kept = []
+    for record in sorted(records, key=lambda record: (record.step, record.rank)):
+        first_size.setdefault(record.rank, record.rows)
+        skipped = first_settling if first_size[record.rank] == record.rows else settling
+        seen[record.rank, record.rows] += 1
+        if seen[record.rank, record.rows] > skipped:
+            kept.append(record)
+    return tuple(kept)
+
+
+def measure_split(
+    records: Sequence[StepRecord], batch_sizes: Sequence[int]
+) -> SplitMeasurement | None:
+    """The figures of the steps that ran ``batch_sizes`` on all ranks; None without any."""
+    by_step: defaultdict[int, dict[int, StepRecord]] = defaultdict(dict)
+    for record in records:
+        if record.rows == batch_sizes[record.rank]:
+            by_step[record.step][record.rank] = record
+    ranks = range(len(batch_sizes))
+    whole = [step for step in by_step.values() if len(step) == len(batch_sizes)]
+    if not whole:
+        return None
+    columns = [[step[rank] for step in whole] for rank in ranks]
+    return SplitMeasurement(
+        batch_sizes=tuple(batch_sizes),
+        steps=len(whole),
+        rank_compute=tuple(median(r.compute for r in column) for column in columns),
+        rank_loader_wait=tuple(median(r.loader_wait for r in column) for column in columns),
+        rank_communication=tuple(median(r.communication for r in column) for column in columns),
+        rank_optimizer=tuple(median(r.optimizer for r in column) for column in columns),
+        rank_period=tuple(median(r.period for r in column) for column in columns),
+    )

@@ -1,0 +1,396 @@
+"""What the warm-up does after each round: another split to measure, or the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import comb, sqrt
+from statistics import NormalDist, median
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lightning_boa.errors import PlanError
+from lightning_boa.planning.allocation import allocate
+from lightning_boa.planning.bounds import check_feasible
+from lightning_boa.planning.exploration import exploratory_split
+from lightning_boa.planning.fitting import TimeFit, fit_time
+from lightning_boa.planning.plan import BatchPlan, equal_split, predicted_plan
+from lightning_boa.planning.records import StepRecord
+from lightning_boa.planning.time_models import LinearTime, TimeModel
+
+GROWTH = 3
+LEAST_GAIN = 0.01
+AGREEMENT = 0.02
+TRUSTED_REACH = 1.1
+CAUTION = 0.5
+_DOUBT = 0.025
+
+
+@dataclass(frozen=True)
+class CautiousTime:
+    """A fit that beyond the ``largest`` measured rows rises at least half as steeply as they do.
+
+    A fit that is flat by noise, or by a latency floor that ends somewhere, would else draw all rows
+    to one rank.
+    """
+
+    model: TimeModel
+    largest: int
+
+    def seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Seconds for ``rows`` (any shape)."""
+        beyond = np.maximum(np.asarray(rows, dtype=np.float64) / self.largest - 1.0, 0.0)
+        at_largest = self.model.seconds(self.largest)
+        return np.maximum(
+            self.model.seconds(rows), at_largest * (CAUTION * beyond + 1.0) * (beyond > 0)
+        )
+
+
+def cautious(model: TimeModel, largest: int) -> TimeModel:
+    """``model`` with caution beyond ``largest`` rows, itself where that makes no difference."""
+    if isinstance(model, LinearTime):
+        rise = model.seconds_per_sample * largest
+        if rise >= CAUTION * float(model.seconds(largest)):
+            return model
+    return CautiousTime(model, largest)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The next plan, whether the warm-up ends with it, and why in one sentence."""
+
+    plan: BatchPlan
+    done: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known at the end of a round.
+
+    ``current`` is the plan of the round with the seconds predicted for it, ``records`` the counted
+    records of all rounds, ``lower`` and ``upper`` the rows each rank may have (``upper`` with the
+    memory's limit).
+    """
+
+    current: BatchPlan
+    equal: tuple[int, ...]
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    granularity: int
+    records: tuple[StepRecord, ...]
+
+    @cached_property
+    def fits(self) -> tuple[TimeFit | None, ...]:
+        return rank_fits(self.records, len(self.equal))
+
+    @cached_property
+    def models(self) -> tuple[TimeModel, ...]:
+        """Each rank's model; the median speed of the others for a rank that has not had rows."""
+        per_row = [fit.seconds[0] / fit.batch_sizes[0] for fit in self.fits if fit is not None]
+        unknown = LinearTime(0.0, median(per_row)) if per_row else LinearTime(0.0, 1.0)
+        return tuple(unknown if fit is None else fit.model for fit in self.fits)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank with rows in the current split has been measured at them."""
+        return self.measured_step(self.current.batch_sizes) is not None
+
+    @property
+    def has_two_sizes(self) -> bool:
+        return any(fit is not None and len(fit.batch_sizes) > 1 for fit in self.fits)
+
+    @cached_property
+    def noise(self) -> float:
+        """Standard deviation of one step, as a share of it: root mean square over the ranks."""
+        return _root_mean_square([fit.noise for fit in self.fits if fit is not None])
+
+    @cached_property
+    def error(self) -> float:
+        """Standard error of a prediction, as a share of it: root mean square over the ranks."""
+        return _root_mean_square([fit.relative_error for fit in self.fits if fit is not None])
+
+    @cached_property
+    def growth_limits(self) -> tuple[int, ...]:
+        """The most rows each rank may try next: three times the most it has run, if allowed."""
+        share = -(-sum(self.equal) // len(self.equal))
+        largest = [max(share, *(fit.batch_sizes if fit is not None else (0,))) for fit in self.fits]
+        limits = tuple(
+            min(top, GROWTH * most) for top, most in zip(self.upper, largest, strict=True)
+        )
+        return limits if _feasible(self, limits) else self.upper
+
+    @cached_property
+    def refit(self) -> tuple[int, ...]:
+        """The split that the fits predict to be fastest within the limits of growth."""
+        split: NDArray[np.int64] = allocate(
+            [
+                model if fit is None else cautious(model, max(fit.batch_sizes))
+                for model, fit in zip(self.models, self.fits, strict=True)
+            ],
+            sum(self.equal),
+            lower=self.lower,
+            upper=self.growth_limits,
+            granularity=self.granularity,
+            prefer=self.current.batch_sizes,
+        )
+        return tuple(split.tolist())
+
+    @property
+    def reaches_far(self) -> bool:
+        """Whether the refitted split gives a rank clearly more rows than were measured on it."""
+        return any(
+            fit is not None
+            and size
+            > max(TRUSTED_REACH * max(fit.batch_sizes), max(fit.batch_sizes) + self.granularity)
+            for size, fit in zip(self.refit, self.fits, strict=True)
+        )
+
+    def rank_seconds(self, batch_sizes: Sequence[int]) -> list[float] | None:
+        """Measured medians of the ranks with rows; None where one was not measured at its size."""
+        seconds = []
+        for fit, size in zip(self.fits, batch_sizes, strict=True):
+            if size == 0:
+                continue
+            if fit is None or size not in fit.batch_sizes:
+                return None
+            seconds.append(fit.seconds[fit.batch_sizes.index(size)])
+        return seconds
+
+    def measured_step(self, batch_sizes: Sequence[int]) -> float | None:
+        seconds = self.rank_seconds(batch_sizes)
+        return max(seconds) if seconds else None
+
+    def predicted_step(self, batch_sizes: Sequence[int]) -> float:
+        return max(
+            float(model.seconds(size)) for model, size in zip(self.models, batch_sizes, strict=True)
+        )
+
+    def with_figures(self, batch_sizes: Sequence[int]) -> BatchPlan:
+        """The plan of a split with predicted seconds, the equal split's measured where known."""
+        plan = predicted_plan(self.models, batch_sizes)
+        measured = self.measured_step(self.equal)
+        return plan if measured is None else replace(plan, equal_step_seconds=measured)
+
+
+def rank_fits(records: Sequence[StepRecord], world_size: int) -> tuple[TimeFit | None, ...]:
+    """Each rank's fit of compute seconds: through the origin from one size, None from none."""
+    fits: list[TimeFit | None] = []
+    for rank in range(world_size):
+        mine = [record for record in records if record.rank == rank and record.rows > 0]
+        rows = [record.rows for record in mine]
+        one_size = len(set(rows)) == 1
+        fits.append(
+            fit_time(rows, [record.compute for record in mine], through_origin=one_size)
+            if mine
+            else None
+        )
+    return tuple(fits)
+
+
+def after_first_round(evidence: Evidence) -> Decision:
+    """After the equal split: keep it where the devices are equally fast, else a second split."""
+    limit = _greatest_difference(evidence)
+    if _spread_of_equal(evidence) <= limit:
+        return _equal_devices(evidence, limit)
+    split = exploratory_split(
+        evidence.models,
+        evidence.current.batch_sizes,
+        lower=evidence.lower,
+        upper=evidence.growth_limits,
+        granularity=evidence.granularity,
+    )
+    if split == evidence.current.batch_sizes:
+        return Decision(
+            evidence.with_figures(split),
+            done=True,
+            reason=f"the bounds leave no other split of {sum(split)} rows among {len(split)} ranks",
+        )
+    return Decision(
+        evidence.with_figures(split),
+        done=False,
+        reason="the devices differ in speed, so the warm-up measures a second size on each",
+    )
+
+
+def after_later_round(evidence: Evidence, *, agreement_counts: bool) -> Decision:
+    """After a later split: the plan where prediction and measurement agree, else a new split.
+
+    ``agreement_counts`` is False for the exploratory round, whose times were predicted from one
+    size only.
+    """
+    final = best_known(evidence)
+    if evidence.refit == evidence.current.batch_sizes:
+        return final
+    if not evidence.reaches_far and (
+        final.plan.batch_sizes in (evidence.equal, evidence.current.batch_sizes)
+        or _is_balanced(evidence)
+        or (agreement_counts and _agrees(evidence))
+    ):
+        return final
+    return Decision(
+        evidence.with_figures(evidence.refit),
+        done=False,
+        reason="the measured times differ from the predicted ones, "
+        "so the warm-up measures a refitted split",
+    )
+
+
+def best_known(evidence: Evidence) -> Decision:
+    """The end of the warm-up: the refitted split, a measured one as good, or the equal split."""
+    if not any(fit is not None for fit in evidence.fits):
+        return Decision(
+            BatchPlan(evidence.equal),
+            done=True,
+            reason="no step of the warm-up could be measured, so the equal split stays",
+        )
+    limit = _greatest_difference(evidence)
+    if not evidence.has_two_sizes and _spread_of_equal(evidence) <= limit:
+        return _equal_devices(evidence, limit)
+    split, seconds = evidence.refit, evidence.predicted_step(evidence.refit)
+    tried = _best_measured(evidence)
+    if tried is not None and seconds > tried[1] * (1 - max(LEAST_GAIN, evidence.error)):
+        split, seconds = tried
+    gain = evidence.predicted_step(evidence.equal) / seconds - 1
+    needed = max(LEAST_GAIN, _quantile(len(evidence.equal)) * evidence.error)
+    if gain < needed:
+        return Decision(
+            evidence.with_figures(evidence.equal),
+            done=True,
+            reason=(
+                f"no split is predicted to gain more than {max(gain, 0.0):.1%} over the equal "
+                f"split, less than the {needed:.1%} that the measurement can tell, "
+                "so the equal split stays"
+            ),
+        )
+    return Decision(
+        evidence.with_figures(split),
+        done=True,
+        reason=f"a step is predicted to take {1 / (1 + gain):.0%} of its time "
+        "under the equal split",
+    )
+
+
+def usable_upper(
+    upper: Sequence[int],
+    caps: Sequence[int] | None,
+    *,
+    lower: Sequence[int],
+    equal: Sequence[int],
+    granularity: int,
+) -> tuple[int, ...]:
+    """Upper bounds within the memory's limits; if too tight for the batch, the equal split fits."""
+    if caps is None:
+        return tuple(upper)
+    limited = [
+        max(least, min(most, cap)) for least, most, cap in zip(lower, upper, caps, strict=True)
+    ]
+    if _holds(sum(equal), lower, limited, granularity):
+        return tuple(limited)
+    return tuple(max(most, size) for most, size in zip(limited, equal, strict=True))
+
+
+def equal_within(
+    rows: int, lower: Sequence[int], upper: Sequence[int], granularity: int
+) -> tuple[int, ...]:
+    """The equal split as the bounds permit it."""
+    return equal_split(
+        len(lower), rows, granularity=granularity, lower=lower, upper=upper
+    ).batch_sizes
+
+
+def _equal_devices(evidence: Evidence, limit: float) -> Decision:
+    why = (
+        "there is one device and nothing to balance"
+        if len(evidence.equal) == 1
+        else "the devices are equally fast within the noise of the measurement "
+        f"({limit:.1%}), so the equal split stays"
+    )
+    return Decision(evidence.with_figures(evidence.equal), done=True, reason=why)
+
+
+def _spread_of_equal(evidence: Evidence) -> float:
+    """Slowest over fastest rank less 1, in seconds or seconds per row, whichever is less."""
+    known = [
+        (fit.seconds[0], size)
+        for fit, size in zip(evidence.fits, evidence.current.batch_sizes, strict=True)
+        if fit is not None and size > 0
+    ]
+    if len(known) < len(evidence.equal):
+        return float("inf")
+    seconds = [time for time, _ in known]
+    per_row = [time / size for time, size in known]
+    return min(max(seconds) / min(seconds), max(per_row) / min(per_row)) - 1
+
+
+def _greatest_difference(evidence: Evidence) -> float:
+    """How far apart the medians of equally fast devices may lie by chance."""
+    fits = [fit for fit in evidence.fits if fit is not None]
+    error = _root_mean_square([fit.median_error(fit.batch_sizes[0]) for fit in fits])
+    pairs = max(1, comb(len(fits), 2))
+    return max(LEAST_GAIN, _quantile(pairs) * sqrt(2) * error)
+
+
+def _is_balanced(evidence: Evidence) -> bool:
+    """Whether the measured times are equal: then any other split gives some rank more."""
+    seconds = evidence.rank_seconds(evidence.current.batch_sizes)
+    if not seconds or len(seconds) < len(evidence.equal):
+        return False
+    return max(seconds) / min(seconds) - 1 <= LEAST_GAIN
+
+
+def _agrees(evidence: Evidence) -> bool:
+    predicted = evidence.current.rank_seconds
+    if predicted is None:
+        return False
+    for fit, size, expected in zip(
+        evidence.fits, evidence.current.batch_sizes, predicted, strict=True
+    ):
+        if size == 0:
+            continue
+        if fit is None or size not in fit.batch_sizes:
+            return False
+        allowed = max(AGREEMENT, 2 * sqrt(2) * fit.median_error(size))
+        if abs(fit.seconds[fit.batch_sizes.index(size)] / expected - 1) > allowed:
+            return False
+    return True
+
+
+def _best_measured(evidence: Evidence) -> tuple[tuple[int, ...], float] | None:
+    by_step: dict[int, dict[int, int]] = {}
+    for record in evidence.records:
+        by_step.setdefault(record.step, {})[record.rank] = record.rows
+    ranks = range(len(evidence.equal))
+    splits = {
+        tuple(step[rank] for rank in ranks) for step in by_step.values() if len(step) == len(ranks)
+    }
+    best: tuple[tuple[int, ...], float] | None = None
+    for split in sorted(splits, key=lambda split: split != evidence.current.batch_sizes):
+        seconds = evidence.measured_step(split)
+        allowed = all(size <= top for size, top in zip(split, evidence.upper, strict=True))
+        if seconds is not None and allowed and (best is None or seconds < best[1]):
+            best = split, seconds
+    return best
+
+
+def _feasible(evidence: Evidence, upper: Sequence[int]) -> bool:
+    return _holds(sum(evidence.equal), evidence.lower, upper, evidence.granularity)
+
+
+def _holds(rows: int, lower: Sequence[int], upper: Sequence[int], granularity: int) -> bool:
+    try:
+        check_feasible(rows, np.asarray(lower), np.asarray(upper), granularity)
+    except PlanError:
+        return False
+    return True
+
+
+def _quantile(comparisons: int) -> float:
+    """Standard errors within which all of several comparisons lie by chance (Bonferroni)."""
+    return NormalDist().inv_cdf(1 - _DOUBT / comparisons)
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return sqrt(sum(value**2 for value in values) / len(values)) if values else 0.0

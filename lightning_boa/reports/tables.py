@@ -1,0 +1,90 @@
+"""A run's plan and what it gained, as tables for a terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+
+from lightning_boa.reports.plan_report import PlanReport, RankReport
+
+UNKNOWN = "-"
+
+
+def plan_table(report: PlanReport) -> Table:
+    """One line per rank: device, speed, rows, predicted and measured compute time of a step, idle share."""
+    table = _table("Plan")
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("device", overflow="fold")
+    for heading in (
+        "speed\n(rows/s)",
+        "rows,\nequal",
+        "rows,\nBOA",
+        "predicted\n(ms)",
+        "measured\n(ms)",
+        "idle,\nequal",
+        "idle,\nBOA",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for rank in report.ranks:
+        table.add_row(*_cells(report, rank))
+    return table
+
+
+def comparison_table(report: PlanReport) -> Table:
+    """The measured step time under the equal split and under BOA, the gain, and the linear ceiling."""
+    table = _table("Equal split vs BOA, both measured in this run")
+    table.add_column("", no_wrap=True)
+    for heading in ("equal split", "BOA", "gain", "linear ceiling"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_row(
+        "step time (ms)",
+        milliseconds(report.equal_step_seconds),
+        milliseconds(report.boa_step_seconds),
+        factor(report.gain),
+        factor(report.linear_ceiling),
+    )
+    table.add_row(
+        "slowest device (ms)",
+        milliseconds(report.equal_compute_seconds),
+        milliseconds(report.boa_compute_seconds),
+        factor(report.compute_gain),
+        factor(report.linear_ceiling),
+    )
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+
+
+def milliseconds(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def factor(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f} x"
+
+
+def percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{100 * share:.0f} %"
+
+
+def _cells(report: PlanReport, rank: RankReport) -> tuple[str, ...]:
+    speed = rank.samples_per_second
+    return (
+        str(rank.rank),
+        rank.device,
+        UNKNOWN if speed is None else f"{speed:,.0f}",
+        str(rank.equal_rows),
+        str(rank.boa_rows),
+        milliseconds(rank.predicted_seconds),
+        milliseconds(rank.boa_seconds),
+        percent(report.equal_idle_share(rank)),
+        percent(report.boa_idle_share(rank)),
+    )

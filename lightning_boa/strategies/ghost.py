@@ -1,0 +1,78 @@
+"""A step of a rank that has no rows: it takes part in every collective and leaves no trace."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+
+@contextmanager
+def untraced(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Put back random states and the states of torchmetrics once the block is over."""
+    put_back = [_remember_random_states(device)]
+    put_back += [_remember_metric(part) for part in module.modules() if isinstance(part, Metric)]
+    try:
+        yield
+    finally:
+        for restore in put_back:
+            restore()
+
+
+def remember_buffers(module: nn.Module) -> Callable[[], None]:
+    """Copy the module's buffers; the returned function puts them back."""
+    saved = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+
+    def restore() -> None:
+        with torch.no_grad():
+            for buffer, before in saved:
+                buffer.copy_(before)
+
+    return restore
+
+
+def without_gradient(loss: Tensor) -> Tensor:
+    """A loss whose gradient is zero, also where the loss itself is not a number."""
+    never = torch.zeros_like(loss, dtype=torch.bool)
+    return torch.where(never, loss, torch.zeros_like(loss))
+
+
+def _remember_random_states(device: torch.device) -> Callable[[], None]:
+    host, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore() -> None:
+        torch.set_rng_state(host)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device, device)
+
+    return restore
+
+
+def _remember_metric(metric: Metric) -> Callable[[], None]:
+    """A list state that was empty keeps a tensor of no rows, so that its rank takes part when states are gathered."""
+    saved = {name: _copy(getattr(metric, name)) for name in metric._defaults}
+    count, computed = metric._update_count, metric._computed
+
+    def restore() -> None:
+        for name, before in saved.items():
+            now = getattr(metric, name)
+            if isinstance(before, list) and not before and now:
+                before = [now[0][:0]] if isinstance(now[0], Tensor) and now[0].ndim else before
+            setattr(metric, name, before)
+        metric._update_count = max(count, 1) if metric._update_count else count
+        metric._computed = computed
+
+    return restore
+
+
+def _copy(state: Any) -> Any:
+    return list(state) if isinstance(state, list) else state.detach().clone()

@@ -1,0 +1,103 @@
+"""The options of BoaStrategy, checked where they are declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_boa.errors import OptionError
+from lightning_boa.planning import (
+    BATCH_WEIGHTS, BatchPlan, OrchestrationSettings, fixed_plan, row_bounds)
+
+BatchWeight = Literal["samples", "sum", "none"]
+
+
+@dataclass(frozen=True)
+class BoaOptions:
+    """What a user may set; see `BoaStrategy` for the meaning of each option.
+
+    Raises:
+        OptionError: a value of the wrong kind or range; the message begins with the option's name.
+    """
+
+    global_batch_size: int | None = None
+    batch_sizes: tuple[int, ...] | None = None
+    warmup: Literal["auto"] | int = "auto"
+    batch_weight: BatchWeight = "samples"
+    granularity: int = 1
+    min_batch_size: int | tuple[int, ...] = 1
+    max_batch_size: int | tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.global_batch_size is not None:
+            _check_whole("global_batch_size", self.global_batch_size, least=1)
+        _check_whole("granularity", self.granularity, least=1)
+        if self.warmup != "auto":
+            _check_whole("warmup", self.warmup, least=0, otherwise='"auto" or ')
+        if self.warmup == 0 and self.batch_sizes is None:
+            raise OptionError(
+                "warmup: 0 leaves nothing to plan from. Give batch_sizes=[…], or a warm-up of some steps."
+            )
+        if self.batch_weight not in BATCH_WEIGHTS:
+            raise OptionError(
+                f"batch_weight: expected one of {', '.join(map(repr, BATCH_WEIGHTS))}, got"
+                f" {self.batch_weight!r}. Use 'samples' where the loss is a mean over rows, 'sum' where it is a sum."
+            )
+        for name in ("batch_sizes", "min_batch_size", "max_batch_size"):
+            _check_rows(name, getattr(self, name))
+        if self.batch_sizes is not None and self.max_batch_size is not None:
+            raise OptionError("max_batch_size: has no meaning beside batch_sizes. Give one of the two.")
+
+    def plan(self, world_size: int, global_batch_size: int) -> BatchPlan | None:
+        """The fixed plan, None where the devices are to be measured.
+
+        Raises:
+            PlanError: batch_sizes of the wrong length or sum.
+        """
+        if self.batch_sizes is None:
+            return None
+        return fixed_plan(
+            self.batch_sizes, world_size=world_size, global_batch_size=global_batch_size
+        )
+
+    def settings(self, world_size: int, global_batch_size: int) -> OrchestrationSettings:
+        """What the planning loop has to know.
+
+        Raises:
+            PlanError: bounds that no plan can satisfy.
+        """
+        lower, upper = row_bounds(
+            world_size,
+            global_batch_size,
+            min_batch_size=self.min_batch_size,
+            max_batch_size=self.max_batch_size,
+            granularity=self.granularity,
+        )
+        return OrchestrationSettings(
+            world_size=world_size,
+            global_batch_size=global_batch_size,
+            lower=lower,
+            upper=upper,
+            granularity=self.granularity,
+            warmup=self.warmup,
+        )
+
+
+def whole_numbers(value: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
+    """A number as it is, a list of numbers (also omegaconf's) as a tuple."""
+    if value is None or isinstance(value, int):
+        return value
+    return tuple(value)
+
+
+def _check_whole(name: str, value: object, *, least: int, otherwise: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{name}: expected {otherwise}a whole number of at least {least}, got {value!r}.")
+
+
+def _check_rows(name: str, value: object) -> None:
+    if value is None:
+        return
+    for rows in value if isinstance(value, tuple) else (value,):
+        _check_whole(name, rows, least=0)

@@ -1,0 +1,108 @@
+"""Every private name of Lightning that we rely on, each with its reason. Read in pytorch-lightning 2.5 to 2.6.6.
+
+`_data_connector._prepare_dataloader`
+    Lightning re-creates loaders with a sampler of its own before `Strategy.process_dataloader` is asked. Re-creating
+    loses or rejects arguments of subclasses, and only this method knows the stage. It is replaced on the instance.
+`_accelerator_connector.use_distributed_sampler`
+    Not readable elsewhere: the user has taken the distribution of samples into their own hands.
+`_results` of a loop, and `_ResultMetric` in it
+    `extract_batch_size` takes the first tensor it meets; the rows of a step are known here. A rank without rows must
+    leave no trace in what is logged.
+`fit_loop.epoch_loop.batch_progress`
+    The position in the epoch and in the whole training, as Lightning itself restores it.
+`overrides.distributed._IndexBatchSamplerWrapper`
+    Prediction writers find the indices of a batch in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_boa.data import ShareBatchSampler
+
+PrepareLoader = Callable[[DataLoader[Any], str], Any]
+
+TRAIN, PREDICT = "train", "predict"
+
+
+def divert_loaders(trainer: Any, prepare: PrepareLoader) -> None:
+    """Let `prepare(loader, stage)` stand where Lightning would put a distributed sampler into a DataLoader.
+
+    Stages are "train", "validate", "sanity_check", "test" and "predict". Other iterables are given to it as well in
+    training. Where it answers None, Lightning's own way is taken.
+    """
+    connector = trainer._data_connector
+    connector._prepare_dataloader = partial(_prepare_dataloader, connector, prepare)
+
+
+def _prepare_dataloader(
+    connector: Any, prepare: PrepareLoader, dataloader: Any, shuffle: bool, mode: Any
+) -> Any:
+    prepared = prepare(dataloader, mode.value)
+    if prepared is not None:
+        return prepared
+    return type(connector)._prepare_dataloader(connector, dataloader, shuffle, mode)
+
+
+def uses_distributed_sampler(trainer: Any) -> bool:
+    """Whether Lightning may distribute the samples over ranks."""
+    return bool(trainer._accelerator_connector.use_distributed_sampler)
+
+
+def steps_done(trainer: Any) -> tuple[int, int]:
+    """Training steps (batches) done in this epoch, and since the training began."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    return int(progress.current.ready), int(progress.total.ready)
+
+
+def present_step(trainer: Any) -> int:
+    """The training step that is running, counted since the training began."""
+    return int(trainer.fit_loop.epoch_loop.total_batch_idx)
+
+
+def index_recorder(trainer: Any, batch_sampler: ShareBatchSampler) -> Any:
+    """The batch sampler, wrapped so that prediction writers see its indices."""
+    package = type(trainer).__module__.rsplit(".trainer.", 1)[0]
+    wrapper: Any = import_module(f"{package}.overrides.distributed")._IndexBatchSamplerWrapper
+    present = property(lambda recorder: recorder._batch_sampler.iteration)
+    return type(wrapper.__name__, (wrapper,), {"iteration": present})(batch_sampler)
+
+
+def log_rows(trainer: Any, rows: int) -> None:
+    """Let `self.log` weigh the present batch by its rows."""
+    results = trainer._results
+    if results is not None:
+        results.batch_size = rows
+
+
+def remember_logged(trainer: Any) -> Callable[[], None]:
+    """Copy what has been logged; the returned function puts it back, with what is new counting for nothing."""
+    results = trainer._results
+    before = {key: _logged_state(metric) for key, metric in results.items()}
+
+    def restore() -> None:
+        for key, metric in results.items():
+            if metric.is_tensor:
+                for name, default in metric._defaults.items():
+                    value = before[key].get(name, default) if key in before else default
+                    setattr(metric, name, value.to(getattr(metric, name)))
+                if key in before and not metric.meta.sync.should:
+                    metric._forward_cache = before[key]["_forward_cache"]
+
+    return restore
+
+
+def _logged_state(metric: Any) -> dict[str, Any]:
+    state = {name: _clone(getattr(metric, name)) for name in metric._defaults}
+    state["_forward_cache"] = metric._forward_cache
+    return state
+
+
+def _clone(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lightning_boa.cli.clusters import EmulatedDevices, RealDevices
+from lightning_boa.cli.framework import EmulatedCluster
+from lightning_boa.errors import OptionError
+
+FAST = {"name": "fast", "seconds_per_sample": 0.001, "overhead": 0.002}
+SLOW = {"name": "slow", "seconds_per_sample": 0.004, "floor": 0.01}
+
+
+def test_every_device_is_taken_unless_fewer_are_asked_for() -> None:
+    cluster = EmulatedDevices([FAST, SLOW, FAST])
+    assert cluster.devices_for("auto") == 3
+    assert cluster.devices_for(2) == 2
+
+
+def test_fewer_ranks_are_the_first_devices() -> None:
+    (emulation,) = EmulatedDevices([FAST, SLOW, FAST]).callbacks(2)
+    assert isinstance(emulation, EmulatedCluster)
+    assert emulation.names == ("fast", "slow")
+    assert emulation.step_seconds(0, 8) == pytest.approx(0.010)
+    assert emulation.step_seconds(1, 1) == pytest.approx(0.010)
+
+
+@pytest.mark.parametrize("requested", [0, -1, 4, [0, 1], "2", None])
+def test_other_numbers_of_devices_are_refused(requested: object) -> None:
+    with pytest.raises(OptionError, match=r"^trainer\.devices: "):
+        EmulatedDevices([FAST, SLOW, FAST]).devices_for(requested)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        {"name": "x"},
+        {**FAST, "seconds_per_sample": 0},
+        {**FAST, "overhead": -1},
+        {**FAST, "floor": "long"},
+        {**FAST, "speed": 3},
+    ],
+)
+def test_a_device_that_cannot_be_is_refused(device: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match=r"^cluster\.devices"):
+        EmulatedDevices([device])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"devices": []}, "cluster.devices: expected at least one device"),
+        ({"devices": [FAST], "accelerator": "gpu"}, "cluster.accelerator: expected one of cpu"),
+        (
+            {"devices": [FAST], "start_method": "thread"},
+            "cluster.start_method: expected one of popen",
+        ),
+    ],
+)
+def test_other_mistakes_are_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        EmulatedDevices(**arguments)  # type: ignore[arg-type]
+
+
+def test_real_devices_are_left_to_the_trainer() -> None:
+    cluster = RealDevices()
+    assert cluster.devices_for([0, 3]) == [0, 3]
+    assert cluster.callbacks("auto") == []

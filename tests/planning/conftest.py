@@ -1,0 +1,130 @@
+"""Deterministic hypothesis, and training on devices with known times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import settings as hypothesis_settings
+
+from lightning_boa.planning import (
+    Orchestration,
+    OrchestrationSettings,
+    StepRecord,
+    TimeModel,
+    allocate,
+)
+
+hypothesis_settings.register_profile("planning", derandomize=True, deadline=None)
+hypothesis_settings.load_profile("planning")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> type[SimulatedCluster]:
+    return SimulatedCluster
+
+
+@dataclass
+class SimulatedCluster:
+    """Plays the trainer: runs the steps of a schedule and hands the records to the loop.
+
+    ``devices`` are the true times; ``read_ahead`` the steps each rank's sampler is ahead within the epoch.
+
+    ``noise`` is the relative standard deviation of a time, ``outliers`` maps (step, rank) to a factor.
+    The last of an epoch's steps has ``short_last`` rows where that is not 0.
+    """
+
+    devices: Sequence[TimeModel]
+    batch: int
+    steps_per_epoch: int = 10_000
+    short_last: int = 0
+    read_ahead: Sequence[int] | int = 2
+    noise: float = 0.0
+    seed: int = 0
+    outliers: dict[tuple[int, int], float] = field(default_factory=dict)
+    row_caps: Sequence[int] | None = None
+    after_exchange: Callable[[Orchestration], Orchestration] = lambda state: state
+
+    def settings(self, **options: object) -> OrchestrationSettings:
+        ranks = len(self.devices)
+        values = {"lower": (1,) * ranks, "upper": (self.batch,) * ranks, **options}
+        return OrchestrationSettings(ranks, self.batch, **values)
+
+    def train(self, settings: OrchestrationSettings, *, most_steps: int = 2000) -> Orchestration:
+        """Run until nothing more is to be exchanged."""
+        state = Orchestration.begin(settings, 0)
+        random = np.random.default_rng(self.seed)
+        pending: list[StepRecord] = []
+        for step in range(most_steps):
+            pending += self._records(state, step, random)
+            epoch_ends = (step + 1) % self.steps_per_epoch == 0
+            closing = epoch_ends and state.phase == "warmup"
+            if step != state.exchange_after and not closing:
+                continue
+            state = self.after_exchange(
+                state.observe(
+                    pending,
+                    first_free_step=self._first_free_step(step),
+                    row_caps=self.row_caps,
+                    closing=epoch_ends,
+                )
+            )
+            pending = []
+            if state.exchange_after is None:
+                return state
+        raise AssertionError(
+            f"still in {state.phase}, round {state.round}, after {most_steps} steps"
+        )
+
+    def true_step(self, batch_sizes: Sequence[int]) -> float:
+        return max(
+            float(device.seconds(size))
+            for device, size in zip(self.devices, batch_sizes, strict=True)
+        )
+
+    def optimum(self, settings: OrchestrationSettings) -> float:
+        split = allocate(
+            self.devices,
+            self.batch,
+            lower=settings.lower,
+            upper=settings.upper,
+            granularity=settings.granularity,
+        )
+        return self.true_step(split)
+
+    def _first_free_step(self, step: int) -> int:
+        ahead = [self.read_ahead] if isinstance(self.read_ahead, int) else self.read_ahead
+        end_of_epoch = (step // self.steps_per_epoch + 1) * self.steps_per_epoch
+        return min(step + 1 + max(ahead), max(end_of_epoch, step + 1))
+
+    def _records(
+        self, state: Orchestration, step: int, random: np.random.Generator
+    ) -> list[StepRecord]:
+        last = (step + 1) % self.steps_per_epoch == 0
+        step_rows = self.short_last if last and self.short_last else self.batch
+        rows = state.schedule.plan_at(step).rows_of(step_rows)
+        seconds = [
+            float(device.seconds(max(size, 1)))
+            * max(0.1, 1 + self.noise * random.standard_normal())
+            * self.outliers.get((step, rank), 1.0)
+            for rank, (device, size) in enumerate(zip(self.devices, rows, strict=True))
+        ]
+        if step < 2:
+            seconds = [3 * time for time in seconds]
+        slowest = max(seconds)
+        return [
+            StepRecord(
+                step=step,
+                rank=rank,
+                rows=size,
+                step_rows=step_rows,
+                compute=time,
+                loader_wait=0.001,
+                communication=slowest - time + 0.01,
+                optimizer=0.002,
+                period=slowest + 0.013,
+            )
+            for rank, (size, time) in enumerate(zip(rows, seconds, strict=True))
+        ]

@@ -1,0 +1,158 @@
+"""I5 and I8: what ranks disagree on, or boa cannot do right, ends on every rank with one clear sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from lightning_boa import BoaStrategy
+from lightning_boa.errors import AgreementError, BoaError
+from lightning_boa.profiling import check_digest, check_same, decide_once
+from tests.processes.ranks import outcomes_of_ranks, run_ranks
+from tests.processes.training import NumberedRows, Regression, Training, quiet, trainer_options
+
+RANKS = 2
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(NumberedRows(8))
+
+
+class OwnBatches(BatchSampler):
+    """A batch sampler that decides the size of batches itself."""
+
+
+def plain_loader(rows: int = 32) -> DataLoader[Any]:
+    return DataLoader(NumberedRows(rows), batch_size=4)
+
+
+def fit(strategy: BoaStrategy, loader: Any, **options: Any) -> None:
+    quiet()
+    chosen = {**trainer_options(Training(epochs=1)), **options}
+    pl.Trainer(strategy=strategy, devices=RANKS, **chosen).fit(Regression(), loader)
+
+
+def wrong_length(rank: int) -> None:
+    fit(BoaStrategy(batch_sizes=[4, 2, 2]), plain_loader())
+
+
+def wrong_sum(rank: int) -> None:
+    fit(BoaStrategy(batch_sizes=[4, 2]), plain_loader())
+
+
+def other_plan_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(batch_sizes=[4 + rank, 4 - rank]), plain_loader())
+
+
+def longer_data_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(), plain_loader(32 + rank))
+
+
+def fewer_rows_than_ranks(rank: int) -> None:
+    fit(BoaStrategy(global_batch_size=1), plain_loader())
+
+
+def bounds_too_tight(rank: int) -> None:
+    fit(BoaStrategy(max_batch_size=3), plain_loader())
+
+
+def stream(rank: int) -> None:
+    fit(BoaStrategy(), DataLoader(Stream(), batch_size=4))
+
+
+def own_batch_sampler(rank: int) -> None:
+    sampler = OwnBatches(SequentialSampler(range(32)), 4, False)
+    fit(BoaStrategy(), DataLoader(NumberedRows(32), batch_sampler=sampler))
+
+
+def no_distributed_sampler(rank: int) -> None:
+    fit(BoaStrategy(), plain_loader(), use_distributed_sampler=False)
+
+
+def no_loader_of_torch(rank: int) -> None:
+    fit(BoaStrategy(), [torch.zeros(4, 6)] * 3)
+
+
+def two_loaders(rank: int) -> None:
+    fit(BoaStrategy(), [plain_loader(), plain_loader()])
+
+
+def collate_that_drops_rows(rank: int) -> None:
+    loader = DataLoader(NumberedRows(32), batch_size=4, collate_fn=first_three)
+    fit(BoaStrategy(batch_sizes=[4, 4]), loader)
+
+
+def first_three(rows: list[Any]) -> Any:
+    return torch.utils.data.default_collate(rows[:3])
+
+
+def other_size_of_process_group(rank: int) -> None:
+    fit(BoaStrategy(), plain_loader())
+    chosen = trainer_options(Training(epochs=1))
+    pl.Trainer(strategy=BoaStrategy(), devices=3, **chosen).fit(Regression(), plain_loader())
+
+
+REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
+    wrong_length: ("OptionError", "batch_sizes", "2 ranks"),
+    wrong_sum: ("OptionError", "batch_sizes", "sum"),
+    other_plan_on_one_rank: ("AgreementError", "rank 0", "rank 1", "batch_sizes=(4, 4)"),
+    longer_data_on_one_rank: ("AgreementError", "32 on rank 0", "33 on rank 1"),
+    fewer_rows_than_ranks: ("PlanError", "min_batch_size=0"),
+    bounds_too_tight: ("PlanError", "max_batch_size"),
+    stream: ("LoaderError", "IterableDataset"),
+    own_batch_sampler: ("LoaderError", "OwnBatches"),
+    no_distributed_sampler: ("UnsupportedError", "use_distributed_sampler"),
+    no_loader_of_torch: ("LoaderError", "DataLoader"),
+    two_loaders: ("UnsupportedError", "one training loader"),
+    collate_that_drops_rows: ("UnsupportedError", "4 rows", "leading size is 3"),
+    other_size_of_process_group: ("UnsupportedError", "3 ranks", "one of 2"),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda case: case.__name__)
+def test_every_rank_ends_with_one_clear_error(refused: Callable[[int], None]) -> None:
+    for kind, message in outcomes_of_ranks(refused, RANKS, timeout=60):
+        assert kind == "error", message
+        last = message.strip().splitlines()[-1]
+        assert last.startswith("lightning_boa.errors."), message
+        for part in REFUSED[refused]:
+            assert part in last
+
+
+def agree(rank: int) -> dict[str, str]:
+    torch.distributed.init_process_group("gloo")
+    device = torch.device("cpu")
+    found = {"decision": decide_once(lambda: f"of rank {rank}", device)}
+    check_digest(5, "plan", device)
+    for name, attempt in {
+        "digest": lambda: check_digest(7 if rank == 2 else 5, "plan", device),
+        "fact": lambda: check_same({"rows": 10, "world size": rank // 2}),
+        "failure": lambda: decide_once(fail, device),
+    }.items():
+        try:
+            attempt()
+        except (BoaError, ZeroDivisionError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    torch.distributed.barrier()
+    return found
+
+
+def fail() -> None:
+    raise ZeroDivisionError("on rank 0 only")
+
+
+def test_disagreement_names_the_ranks_and_failure_reaches_all() -> None:
+    for found in run_ranks(agree, 3):
+        assert found["decision"] == "of rank 0"
+        assert found["digest"].startswith(f"{AgreementError.__name__}: ")
+        assert "rank 2" in found["digest"]
+        assert "rank 1" not in found["digest"]
+        assert "world size" in found["fact"]
+        assert "0 on ranks 0, 1; 1 on rank 2" in found["fact"]
+        assert found["failure"] == "ZeroDivisionError: on rank 0 only"
