@@ -10,43 +10,40 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import tempfile
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
+from local_ranks import Network, StepTimer, quiet_trainer, run_ranks
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_boa import BoaStrategy, EmulatedCluster
 from lightning_boa.planning import LinearTime, equal_split, plan_batches
 
-FAST, MIDDLE, SLOW = 1.0, 2.04, 4.9
-DEVICES = (FAST,) * 4 + (MIDDLE,) * 3 + (SLOW,)
+SPEEDS = (1.0,) * 4 + (2.04,) * 3 + (4.9,)
+RANKS = len(SPEEDS)
 ROWS = 512
-FEATURES = 316
+SHARE = ROWS // RANKS
 ALLOWED = 1.03
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Eight devices; times in seconds, scaled so that the slowest equal-split step lasts `slowest`."""
+    """Eight devices; fixed costs and latency floors as parts of the slowest device's equal-split step."""
 
     name: str
-    overhead: tuple[float, ...] = (0.0,) * 8
-    floor: tuple[float, ...] = (0.0,) * 8
+    overhead: tuple[float, ...] = (0.0,) * RANKS
+    floor: tuple[float, ...] = (0.0,) * RANKS
 
     def models(self, slowest: float) -> list[LinearTime]:
-        share = ROWS / len(DEVICES)
-        unit = slowest / (share * SLOW + max(self.overhead) * share * SLOW)
+        """The true time models, in seconds, if the slowest equal-split step lasts `slowest`."""
+        per_row = (1.0 - self.overhead[-1]) * slowest / (SHARE * SPEEDS[-1])
         return [
-            LinearTime(
-                overhead * share * SLOW * unit, kind * unit, floor * share * SLOW * unit
-            )
-            for kind, overhead, floor in zip(DEVICES, self.overhead, self.floor, strict=True)
+            LinearTime(overhead * slowest, speed * per_row, floor * slowest)
+            for speed, overhead, floor in zip(SPEEDS, self.overhead, self.floor, strict=True)
         ]
 
 
@@ -58,92 +55,91 @@ CLUSTERS = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8, help="measured steps in each repetition")
-    parser.add_argument("--slowest", type=float, default=1.0, help="seconds of the slowest equal-split step")
+    parser.add_argument(
+        "--slowest", type=float, default=1.0, help="seconds of the slowest equal-split step"
+    )
     options = parser.parse_args()
     console = Console()
     results = []
     for cluster in CLUSTERS:
-        console.print(f"[bold]{cluster.name}[/]: {options.repetitions} x (ddp, boa) on 8 ranks …")
+        console.print(f"{cluster.name}: {options.repetitions} x (ddp, boa) on {RANKS} ranks …")
         results.append(measure(cluster, options))
-    console.print(table(results))
-    print(json.dumps({"benchmark": "speedup", "ranks": 8, "clusters": results}))
+    console.print(table_of(results))
+    print(json.dumps({"benchmark": "speedup", "ranks": RANKS, "clusters": results}))
     return 0 if all(result["within_3_percent"] for result in results) else 1
 
 
 def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.start_processes(
-            run_rank, (cluster, options, folder), nprocs=len(DEVICES), start_method="fork"
-        )
-        with open(f"{folder}/result.json") as file:
-            measured = json.load(file)
     models = cluster.models(options.slowest)
-    equal = equal_split(8, ROWS).batch_sizes
-    slowest = max(float(m.seconds(rows)) for m, rows in zip(models, equal, strict=True))
-    optimum = plan_batches(models, ROWS).step_seconds
-    assert optimum is not None
-    ddp, boa = median(measured["ddp"]), median(measured["boa"])
-    reachable = optimum + max(0.0, ddp - slowest)
+    runs = run_ranks(run_rank, RANKS, models, options.repetitions, options.steps)
+    equal = equal_split(RANKS, ROWS).batch_sizes
+    equal_seconds = [float(m.seconds(rows)) for m, rows in zip(models, equal, strict=True)]
+    optimum = plan_batches(models, ROWS)
+    assert optimum.step_seconds is not None
+    ddp, boa = (median(median(run["seconds"]) for run in runs[name]) for name in ("ddp", "boa"))
+    reachable = optimum.step_seconds + ddp - max(equal_seconds)
+    speeds = [1 / seconds for seconds in equal_seconds]
     return {
         "cluster": cluster.name,
-        "ddp_seconds": ddp,
-        "boa_seconds": boa,
-        "speedup": ddp / boa,
-        "optimum_seconds": optimum,
-        "ddp_loss_seconds": ddp - slowest,
-        "boa_over_reachable": boa / reachable,
+        "ddp_seconds": round(ddp, 4),
+        "boa_seconds": round(boa, 4),
+        "speedup": round(ddp / boa, 3),
+        "linear_ceiling": round(sum(speeds) / RANKS / min(speeds), 3),
+        "optimum_seconds": round(optimum.step_seconds, 4),
+        "ddp_loss_seconds": round(ddp - max(equal_seconds), 4),
+        "boa_over_reachable": round(boa / reachable, 4),
         "within_3_percent": boa <= ALLOWED * reachable,
-        "linear_ceiling": slowest * 8 / ROWS * sum(1 / (float(m.seconds(64)) / 64) for m in models) / 8,
-        "plans": measured["plans"],
-        "warmup_steps": measured["warmup_steps"],
+        "optimum_plan": optimum.batch_sizes,
+        "plans": [run["plan"] for run in runs["boa"]],
+        "warmup_steps": [run["warmup_steps"] for run in runs["boa"]],
     }
 
 
-def run_rank(rank: int, cluster: Cluster, options: argparse.Namespace, folder: str) -> None:
-    import pytorch_lightning as pl
-
-    from benchmarks.ranks import quiet_rank
-    from lightning_boa import BoaStrategy, EmulatedCluster
-
-    quiet_rank(rank, len(DEVICES), folder)
-    models = cluster.models(options.slowest)
-    measured: dict[str, Any] = {"ddp": [], "boa": [], "plans": [], "warmup_steps": []}
-    for _ in range(options.repetitions):
-        for name in ("ddp", "boa"):
-            strategy: Any = "ddp" if name == "ddp" else BoaStrategy(global_batch_size=ROWS)
-            timer = StepTimer(options.steps)
-            trainer = pl.Trainer(
-                strategy=strategy,
-                devices=len(DEVICES),
-                accelerator="cpu",
-                max_steps=1000,
-                callbacks=[
-                    EmulatedCluster(
-                        [model.seconds_per_sample for model in models],
-                        [model.overhead for model in models],
-                        [model.floor for model in models],
-                    ),
-                    timer,
-                ],
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
+def run_rank(
+    rank: int, models: list[LinearTime], repetitions: int, steps: int
+) -> dict[str, list[dict[str, Any]]]:
+    runs: dict[str, list[dict[str, Any]]] = {"ddp": [], "boa": []}
+    rows = TensorDataset(torch.randn(ROWS * 60, 316), torch.randn(ROWS * 60, 1))
+    for _ in range(repetitions):
+        for name, strategy in (("ddp", "ddp"), ("boa", BoaStrategy())):
+            timer = StepTimer(steps)
+            cluster = EmulatedCluster(
+                [model.seconds_per_sample for model in models],
+                [model.overhead for model in models],
+                [model.floor for model in models],
             )
-            rows = TensorDataset(torch.randn(ROWS * 100, FEATURES), torch.randn(ROWS * 100, 1))
-            trainer.fit(Network(), DataLoader(rows, batch_size=ROWS // len(DEVICES), shuffle=True))
-            measured[name].append(timer.seconds)
-            if name == "boa":
-                measured["plans"].append(trainer.strategy.plan.batch_sizes)
-                measured["warmup_steps"].append(timer.skipped)
-    if rank == 0:
-        with open(f"{folder}/result.json", "w") as file:
-            json.dump(measured, file)
-    torch.distributed.barrier()
-    sys.stdout.flush()
-    import os
+            trainer = quiet_trainer(strategy, RANKS, [cluster, timer])
+            trainer.fit(Network(316, 316), DataLoader(rows, batch_size=SHARE, shuffle=True))
+            plan = getattr(trainer.strategy, "plan", None)
+            runs[name].append(
+                {
+                    "seconds": timer.measured,
+                    "warmup_steps": len(timer.warmup_seconds),
+                    "plan": None if plan is None else plan.batch_sizes,
+                }
+            )
+    return runs
 
-    os._exit(0)
+
+def table_of(results: list[dict[str, Any]]) -> Table:
+    table = Table(title="step time, eight emulated devices (4.9 : 2.4 : 1)")
+    for column in ("cluster", "ddp s", "boa s", "speed-up", "ceiling", "optimum s", "boa / reachable"):
+        table.add_column(column, justify="left" if column == "cluster" else "right")
+    for result in results:
+        table.add_row(
+            result["cluster"],
+            f"{result['ddp_seconds']:.3f}",
+            f"{result['boa_seconds']:.3f}",
+            f"{result['speedup']:.2f} x",
+            f"{result['linear_ceiling']:.2f} x",
+            f"{result['optimum_seconds']:.3f}",
+            f"{result['boa_over_reachable']:.3f}" + ("" if result["within_3_percent"] else " (> 1.03)"),
+        )
+    return table
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

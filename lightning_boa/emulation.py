@@ -126,7 +126,9 @@ class EmulatedClusterBehaviour:
         self._handles = [parameter.register_hook(self._on_gradient) for parameter in trainable]
         self._handles.append(pl_module.register_forward_pre_hook(lambda *_: self._enter()))
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._waits_for_entry = True
         self._duration = self.step_seconds(self._rank, rows_of_batch(batch))
 

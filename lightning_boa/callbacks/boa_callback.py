@@ -112,14 +112,10 @@ class BoaCallbackBehaviour:
         if orchestration is not None and orchestration.phase == "warmup":
             self._exchange(strategy, closing=True)
 
-    def on_save_checkpoint(
-        self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint[STATE_KEY] = _strategy_of(trainer).state()
 
-    def on_load_checkpoint(
-        self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         state = checkpoint.get(STATE_KEY)
         if state is not None and state["global_batch_size"] is not None:
             _strategy_of(trainer).restore(state, _stops_inside_epoch(checkpoint))

@@ -10,6 +10,8 @@ from lightning_boa.cli.framework import LightningDataModule
 from lightning_boa.cli.options import number, whole_number
 from lightning_boa.errors import OptionError
 
+PIXEL_MEAN, PIXEL_DEVIATION = 4.9, 6.0
+
 
 class DigitsData(LightningDataModule):
     def __init__(
@@ -43,7 +45,8 @@ def _split(test_share: float, seed: int) -> tuple[Dataset[tuple[Tensor, ...]], .
             'data: digits needs scikit-learn: pip install "lightning-boa[demo]".'
         ) from error
     digits = load_digits()
-    pictures = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16 - 0.3
+    pictures = torch.tensor(digits.images, dtype=torch.float32)[:, None]
+    pictures = (pictures - PIXEL_MEAN) / PIXEL_DEVIATION
     labels = torch.tensor(digits.target, dtype=torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     test_rows = max(1, round(test_share * len(labels)))

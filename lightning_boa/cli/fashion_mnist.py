@@ -15,6 +15,7 @@ from lightning_boa.cli.options import whole_number
 from lightning_boa.errors import OptionError
 
 UNSIGNED_BYTE = 0x08
+PIXEL_MEAN, PIXEL_DEVIATION = np.float32(72.9), np.float32(90.0)
 
 
 class FashionMnistData(LightningDataModule):
@@ -48,10 +49,8 @@ class FashionMnistData(LightningDataModule):
 def _read_pairs(folder: Path, part: str, rows: int | None) -> Dataset[tuple[Tensor, ...]]:
     pictures = _read_idx(folder / f"{part}-images-idx3-ubyte.gz", dimensions=3)[:rows]
     labels = _read_idx(folder / f"{part}-labels-idx1-ubyte.gz", dimensions=1)[:rows]
-    return TensorDataset(
-        torch.from_numpy(pictures[:, None].astype(np.float32)) / 255 - 0.3,
-        torch.from_numpy(labels.astype(np.int64)),
-    )
+    standardised = (pictures[:, None].astype(np.float32) - PIXEL_MEAN) / PIXEL_DEVIATION
+    return TensorDataset(torch.from_numpy(standardised), torch.from_numpy(labels.astype(np.int64)))
 
 
 def _read_idx(path: Path, *, dimensions: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

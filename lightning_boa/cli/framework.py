@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         Trainer,
         seed_everything,
     )
-    from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+    from pytorch_lightning.callbacks import ModelCheckpoint
     from pytorch_lightning.loggers import CSVLogger
     from pytorch_lightning.strategies import DDPStrategy
 
@@ -31,7 +31,7 @@ else:
             Trainer,
             seed_everything,
         )
-        from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+        from pytorch_lightning.callbacks import ModelCheckpoint
         from pytorch_lightning.loggers import CSVLogger
         from pytorch_lightning.strategies import DDPStrategy
 
@@ -45,7 +45,7 @@ else:
             Trainer,
             seed_everything,
         )
-        from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+        from lightning.pytorch.callbacks import ModelCheckpoint
         from lightning.pytorch.loggers import CSVLogger
         from lightning.pytorch.strategies import DDPStrategy
 
@@ -61,7 +61,6 @@ __all__ = [
     "LightningModule",
     "MisconfigurationException",
     "ModelCheckpoint",
-    "TQDMProgressBar",
     "Trainer",
     "seed_everything",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +13,8 @@ from lightning_boa.planning.time_models import LinearTime, TableTime, TimeModel
 UNKNOWN_NOISE = 0.05
 _MAD_TO_DEVIATION = 1.4826
 _MEDIAN_TO_MEAN_ERROR = 1.2533
-_LEAST_MISS = 0.001
-_LIKELY = 3.0
-_ROUNDING = 1e-6
+_LIKELY_MISS = 3.0
+_LEAST_MISS = 0.002
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ def fit_time(rows: ArrayLike, seconds: ArrayLike, *, through_origin: bool = Fals
 
     The median of each size counts, so single outliers do not. The noise is the median absolute
     deviation, pooled over the sizes. A line with ``overhead >= 0`` and slope ``>= 0`` comes first;
-    where it misses the medians by more than the noise and three sizes are known, a line with a
-    latency floor, then the monotone table.
+    where it misses the medians by more than the noise, a line with a latency floor (from three
+    sizes on), then the monotone table.
 
     Raises:
         MeasurementError: times that are not finite and positive, or one size only without
@@ -126,30 +124,26 @@ def _best_model(
     errors: NDArray[np.float64],
     through_origin: bool,
 ) -> tuple[TimeModel, int]:
-    allowed = np.maximum(errors, _LEAST_MISS)
+    allowed = np.maximum(_LIKELY_MISS * errors, _LEAST_MISS)
 
-    def fits(model: TimeModel, parameters: int) -> bool:
-        """Whether the squared misses are a likely sum for as many degrees of freedom."""
-        misses = float((((model.seconds(sizes) / medians - 1.0) / allowed) ** 2).sum())
-        freedom = max(sizes.size - parameters, 0)
-        return misses <= freedom + _LIKELY * math.sqrt(2 * freedom) + _ROUNDING
+    def fits(model: TimeModel) -> bool:
+        return bool(np.all(np.abs(model.seconds(sizes) / medians - 1.0) <= allowed))
 
     if sizes.size == 1:
         return _proportional(sizes, medians, weights), 1
     if through_origin:
         proportional = _proportional(sizes, medians, weights)
-        if fits(proportional, 1):
+        if fits(proportional):
             return proportional, 1
     line = _line(sizes, medians, weights)
-    if sizes.size == 2 or fits(line, 2):
+    if fits(line) or (sizes.size == 2 and line.seconds_per_sample == 0):
         return line, 2
-    for flat in range(sizes.size - 1, 0, -1):
+    for flat in range(sizes.size - 1, 0, -1) if sizes.size > 2 else ():
         floor = float(np.average(medians[:flat], weights=weights[:flat]))
         rest = _line(sizes[flat:], medians[flat:], weights[flat:])
         bent = LinearTime(rest.overhead, rest.seconds_per_sample, floor)
-        parameters = 2 if flat == sizes.size - 1 else 3
-        if fits(bent, parameters):
-            return bent, parameters
+        if fits(bent):
+            return bent, 2 if flat == sizes.size - 1 else 3
     return TableTime(sizes.astype(np.int64).tolist(), medians.tolist()), sizes.size
 
 

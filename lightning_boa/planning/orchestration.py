@@ -21,6 +21,7 @@ from lightning_boa.planning.rounds import (
     best_known,
     equal_within,
     rank_fits,
+    refined,
     usable_upper,
 )
 from lightning_boa.planning.schedule import Schedule
@@ -98,7 +99,8 @@ class Orchestration:
     ``schedule`` tells every rank's rows at any step. ``exchange_after`` is the step after which all
     ranks exchange their records, None when nothing more is needed. ``reason`` says in one sentence
     why the latest plan holds. ``records`` are all records of full steps, ``row_caps`` the most rows
-    that each rank's memory is known to hold.
+    that each rank's memory is known to hold. ``refined`` tells that the steps which confirmed the
+    first plan led to a better one.
     """
 
     settings: OrchestrationSettings
@@ -111,6 +113,7 @@ class Orchestration:
     reason: str
     records: tuple[StepRecord, ...] = ()
     row_caps: tuple[int, ...] | None = None
+    refined: bool = False
 
     @classmethod
     def begin(cls, settings: OrchestrationSettings, first_step: int) -> Orchestration:
@@ -200,7 +203,7 @@ class Orchestration:
             return grown
         due = not closing or first_free_step > self.exchange_after
         if self.phase == "planned":
-            return replace(grown, exchange_after=None) if due else grown
+            return grown._after_confirmation(first_free_step) if due else grown
         closing = closing and self.settings.warmup == "auto"
         if not due and not closing:
             return grown
@@ -246,6 +249,12 @@ class Orchestration:
             reason=decision.reason,
         )
 
+    def _after_confirmation(self, first_free_step: int) -> Orchestration:
+        better = None if self.refined else refined(self._evidence)
+        if better is None:
+            return replace(self, exchange_after=None)
+        return replace(self._planned(better, first_free_step), refined=True)
+
     def _planned(self, decision: Decision, first_free_step: int) -> Orchestration:
         if first_free_step <= self.schedule.entries[-1][0]:
             decision = Decision(
@@ -257,7 +266,7 @@ class Orchestration:
             self,
             schedule=self._schedule_with(decision.plan, first_free_step),
             phase="planned",
-            round=self.round + 1,
+            round=self.round + (self.phase == "warmup"),
             exchange_after=first_free_step + SETTLING_STEPS + CONFIRMING_STEPS - 1,
             reason=decision.reason,
         )
@@ -330,6 +339,7 @@ class Orchestration:
             "reason": self.reason,
             "records": [record.to_list() for record in self.records],
             "row_caps": None if self.row_caps is None else list(self.row_caps),
+            "refined": int(self.refined),
         }
 
     @classmethod
@@ -343,6 +353,7 @@ class Orchestration:
                 "schedule": Schedule.from_dict(values["schedule"]),
                 "records": tuple(StepRecord(*record) for record in values["records"]),
                 "row_caps": None if caps is None else tuple(caps),
+                "refined": bool(values["refined"]),
             }
         )
 

@@ -103,11 +103,6 @@ class Evidence:
         return any(fit is not None and len(fit.batch_sizes) > 1 for fit in self.fits)
 
     @cached_property
-    def noise(self) -> float:
-        """Standard deviation of one step, as a share of it: root mean square over the ranks."""
-        return _root_mean_square([fit.noise for fit in self.fits if fit is not None])
-
-    @cached_property
     def error(self) -> float:
         """Standard error of a prediction, as a share of it: root mean square over the ranks."""
         return _root_mean_square([fit.relative_error for fit in self.fits if fit is not None])
@@ -271,6 +266,15 @@ def best_known(evidence: Evidence) -> Decision:
         reason=f"a step is predicted to take {1 / (1 + gain):.0%} of its time "
         "under the equal split",
     )
+
+
+def refined(evidence: Evidence) -> Decision | None:
+    """A better plan near the final one, once that has been measured; None where none is known."""
+    current = evidence.current.batch_sizes
+    if current == evidence.equal or not evidence.is_complete or evidence.reaches_far:
+        return None
+    decision = best_known(evidence)
+    return decision if decision.plan.batch_sizes not in (current, evidence.equal) else None
 
 
 def usable_upper(

@@ -125,7 +125,9 @@ def check_same(facts: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         for rank, theirs in enumerate(gathered):
             ranks_by_value.setdefault(repr(theirs.get(name)), []).append(rank)
         if len(ranks_by_value) > 1:
-            values = "; ".join(f"{value} on {_name(ranks)}" for value, ranks in ranks_by_value.items())
+            values = "; ".join(
+                f"{value} on {_name(ranks)}" for value, ranks in ranks_by_value.items()
+            )
             raise AgreementError(
                 f"Expected the same {name} on all ranks, got {values}. All ranks must run the same script with the same"
                 " options and data."

@@ -46,7 +46,11 @@ class CudaMemoryGauge:
 
 
 def most_rows(
-    rows: list[int], resident: list[int], peak: list[int], available: int, share: float = MEMORY_SHARE
+    rows: list[int],
+    resident: list[int],
+    peak: list[int],
+    available: int,
+    share: float = MEMORY_SHARE,
 ) -> int:
     """The most rows whose predicted peak stays within `share` of the available bytes.
 

@@ -58,7 +58,7 @@ class StepClock:
         self.enabled = True
 
     def interrupt(self) -> None:
-        """Something that is no training step comes between (validation, an epoch's end): the next period starts anew."""
+        """The next step's period starts anew: something that is no training step came between."""
         self._period_began = None
 
     def begin(self, step: int, rows: int, step_rows: int, loader_wait: float) -> None:

@@ -70,7 +70,7 @@ class AcceleratorTimeline:
 def timing_event(device: torch.device) -> Any:
     """A timing event of `device`'s kind: CUDA's and ROCm's own, torch's generic one elsewhere."""
     if device.type == "cuda":
-        return torch.cuda.Event(enable_timing=True)
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     return torch.Event(device.type, enable_timing=True)
 
 

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
@@ -280,7 +279,7 @@ class BoaBehaviour(_Base):
         loss = self._weigh(closure_loss)
         self.clock.switch("compute")
         if loss.requires_grad and self.clock.enabled:
-            loss.register_hook(self._on_gradient_of_loss)
+            loss.register_hook(self._on_gradient_of_loss)  # type: ignore[no-untyped-call]
         result = super().backward(loss, optimizer, *args, **kwargs)
         self.clock.switch("optimizer" if self._optimizes_itself else "compute")
         return result
@@ -294,9 +293,7 @@ class BoaBehaviour(_Base):
         return output
 
     @override
-    def reduce(
-        self, tensor: Any, group: Any | None = None, reduce_op: Any | None = "mean"
-    ) -> Any:
+    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any | None = "mean") -> Any:
         with self.clock.communicating():
             if not isinstance(tensor, Tensor) or group not in (None, dist.group.WORLD):
                 return super().reduce(tensor, group, reduce_op)
@@ -310,7 +307,9 @@ class BoaBehaviour(_Base):
             return super().reduce(tensor, group, reduce_op)
 
     @override
-    def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
+    def all_gather(
+        self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False
+    ) -> Tensor:
         with self.clock.communicating():
             return super().all_gather(tensor, group, sync_grads)
 
@@ -437,9 +436,9 @@ class BoaBehaviour(_Base):
         sizes = leading_sizes(batch)
         if len(sizes) == 1 and (found := sizes.pop()) % rows:
             raise UnsupportedError(
-                f"Expected a batch of {rows} rows on rank {self.global_rank} (its share of step {share.step}), got tensors"
-                f" whose leading size is {found}. Let collate_fn keep one entry per row of the data set, or train with"
-                ' strategy="ddp".'
+                f"Expected a batch of {rows} rows on rank {self.global_rank} (its share of step {share.step}),"
+                f" got tensors whose leading size is {found}. Let collate_fn keep one entry per row of the data set,"
+                ' or train with strategy="ddp".'
             )
         self._checked_sizes.add(rows)
 

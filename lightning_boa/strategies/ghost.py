@@ -44,7 +44,11 @@ def without_gradient(loss: Tensor) -> Tensor:
 
 
 def _remember_random_states(device: torch.device) -> Callable[[], None]:
-    host, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    host, numpy_state, python_state = (
+        torch.get_rng_state(),
+        np.random.get_state(),
+        random.getstate(),
+    )
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
     def restore() -> None:

@@ -8,7 +8,12 @@ from typing import Literal
 
 from lightning_boa.errors import OptionError
 from lightning_boa.planning import (
-    BATCH_WEIGHTS, BatchPlan, OrchestrationSettings, fixed_plan, row_bounds)
+    BATCH_WEIGHTS,
+    BatchPlan,
+    OrchestrationSettings,
+    fixed_plan,
+    row_bounds,
+)
 
 BatchWeight = Literal["samples", "sum", "none"]
 
@@ -47,7 +52,9 @@ class BoaOptions:
         for name in ("batch_sizes", "min_batch_size", "max_batch_size"):
             _check_rows(name, getattr(self, name))
         if self.batch_sizes is not None and self.max_batch_size is not None:
-            raise OptionError("max_batch_size: has no meaning beside batch_sizes. Give one of the two.")
+            raise OptionError(
+                "max_batch_size: has no meaning beside batch_sizes. Give one of the two."
+            )
 
     def plan(self, world_size: int, global_batch_size: int) -> BatchPlan | None:
         """The fixed plan, None where the devices are to be measured.
@@ -93,7 +100,9 @@ def whole_numbers(value: int | Sequence[int] | None) -> int | tuple[int, ...] | 
 
 def _check_whole(name: str, value: object, *, least: int, otherwise: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{name}: expected {otherwise}a whole number of at least {least}, got {value!r}.")
+        raise OptionError(
+            f"{name}: expected {otherwise}a whole number of at least {least}, got {value!r}."
+        )
 
 
 def _check_rows(name: str, value: object) -> None:

@@ -20,9 +20,7 @@ def boa_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BoaTrain:
     def run(*overrides: str) -> dict[str, Any]:
         GlobalHydra.instance().clear()
         arguments = [f"hydra.run.dir={tmp_path}", "trainer.enable_progress_bar=false"]
-        monkeypatch.setattr(
-            sys, "argv", ["boa-train", *arguments, "callbacks.progress_bar=null", *overrides]
-        )
+        monkeypatch.setattr(sys, "argv", ["boa-train", *arguments, *overrides])
         main()
         report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
         return report

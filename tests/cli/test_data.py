@@ -32,7 +32,7 @@ def test_fashion_mnist_is_read_from_its_idx_files(tmp_path: Path) -> None:
     read, labels = data.train_set[:]
     assert labels.tolist() == [7, 0]
     assert read.shape == (2, 1, 28, 28)
-    assert torch.allclose(read[:, 0], torch.tensor(pictures[:2]) / 255 - 0.3)
+    assert torch.allclose(read[:, 0], (torch.tensor(pictures[:2]) - 72.9) / 90)
     assert len(data.test_set) == 3
 
 

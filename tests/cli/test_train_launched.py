@@ -17,7 +17,6 @@ REAL_RANKS = (
     "trainer.accelerator=cpu",
     "trainer.max_epochs=2",
     "trainer.enable_progress_bar=false",
-    "callbacks.progress_bar=null",
 )
 
 

@@ -39,7 +39,7 @@ def test_goes_towards_the_speeds():
 
 
 def test_growth_is_limited():
-    assert explore([0.01, 1, 1, 1], (20,) * 4) == (60, 7, 7, 6)
+    assert explore([0.01, 1, 1, 1], (20,) * 4) == (59, 7, 7, 7)
 
 
 def test_equal_speeds_are_set_apart_by_a_tenth():

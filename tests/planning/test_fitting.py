@@ -83,9 +83,15 @@ def test_times_that_fall_with_rows_become_a_constant():
 
 
 def test_a_negative_overhead_becomes_a_line_through_the_origin():
-    fit = fit_time([10, 20], [1.0, 3.0])
+    fit = fit_time([10, 20], [1.0, 2.1])
     assert fit.model.overhead == 0
-    assert 0.1 < fit.model.seconds_per_sample < 0.15
+    assert 0.1 < fit.model.seconds_per_sample < 0.11
+
+
+def test_times_that_rise_faster_than_rows_become_a_table():
+    fit = fit_time([10, 10, 20, 20], [1.0, 1.0, 3.0, 3.0])
+    np.testing.assert_allclose(fit.model.seconds([10, 15, 20, 30]), [1.0, 2.0, 3.0, 5.0])
+    assert fit.relative_error == 0
 
 
 def test_one_size_needs_the_origin():

@@ -27,13 +27,14 @@ CLUSTERS = {
     "floors near the optimum": (devices(overheads=(2,) * 8, floors=(20,) * 4 + (10,) * 4), 512),
     "far latency floors": ([LinearTime(0, 0.02, 20)] * 2 + [LinearTime(0, 1)] * 2, 512),
     "curves": ([TableTime([8, 64, 512], [9, 20, 300]), TableTime([8, 64], [12, 90])], 200),
+    "faster than rows": ([TableTime([8, 64, 512], [1, 20, 400]), LinearTime(0, 1)], 200),
     "one row each": (devices(), 8),
     "one row more": (devices()[::-1], 9),
     "two rows each": (devices()[::-1], 16),
 }
 
 
-def keeps_to_its_limits(state, options, row_caps=None):
+def keeps_to_its_limits(state, row_caps=None):
     given_ = state.settings
     caps = row_caps or given_.upper
     for first_step, plan in state.schedule.entries:
@@ -58,7 +59,7 @@ def test_reaches_the_optimum_of_the_true_devices(cluster, name, read_ahead, nois
     for seed in range(6 if noise else 1):
         trained = cluster(models, batch, read_ahead=read_ahead, noise=noise, seed=seed)
         state = trained.train(trained.settings())
-        keeps_to_its_limits(state, trained)
+        keeps_to_its_limits(state)
         best = trained.optimum(state.settings)
         assert trained.true_step(state.plan.batch_sizes) <= 1.03 * best, state.reason
 
@@ -86,7 +87,7 @@ def test_equal_devices_keep_the_equal_split(cluster, ranks, batch, noise):
         trained = cluster([LinearTime(2.0, 0.5)] * ranks, batch, noise=noise, seed=seed)
         state = trained.train(trained.settings())
         assert state.plan.batch_sizes == state.settings.equal_batch_sizes
-        keeps_to_its_limits(state, trained)
+        keeps_to_its_limits(state)
 
 
 def test_the_reason_is_a_sentence_with_the_noise(cluster):
@@ -128,7 +129,7 @@ def test_keeps_to_bounds_caps_and_granularity_for_any_devices(cluster, models, d
     )
     options = {"lower": lower, "upper": upper, "granularity": granularity}
     state = trained.train(trained.settings(**options))
-    keeps_to_its_limits(state, trained, row_caps)
+    keeps_to_its_limits(state, row_caps)
     for step in range(state.schedule.entries[-1][0] + 1):
         plan = state.schedule.plan_at(step)
         assert sum(plan.rows_of(batch)) == batch
@@ -140,7 +141,7 @@ def test_memory_limits_bend_the_plan(cluster):
     caps = (70,) * 4 + (512,) * 4
     trained = cluster(models, batch, row_caps=caps)
     state = trained.train(trained.settings())
-    keeps_to_its_limits(state, trained, caps)
+    keeps_to_its_limits(state, caps)
     assert state.plan.batch_sizes[:4] == (70,) * 4
 
 

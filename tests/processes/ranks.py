@@ -18,14 +18,14 @@ import torch
 TIMEOUT_SECONDS = 240.0
 
 
-class RankFailed(AssertionError):
+class RankError(AssertionError):
     """A rank raised, died or did not end in time."""
 
 
 def run_ranks(
     function: Callable[..., Any], ranks: int, *arguments: Any, timeout: float = TIMEOUT_SECONDS
 ) -> list[Any]:
-    """Each rank's result of function(rank, *arguments), in order; raises RankFailed with the ranks' tracebacks."""
+    """Each rank's result of function(rank, *arguments), in order; raises RankError with the ranks' tracebacks."""
     outcomes = outcomes_of_ranks(function, ranks, *arguments, timeout=timeout)
     failures = [
         f"rank {rank}: {outcome}"
@@ -33,7 +33,7 @@ def run_ranks(
         if kind != "result"
     ]
     if failures:
-        raise RankFailed("\n".join(failures))
+        raise RankError("\n".join(failures))
     return [outcome for _, outcome in outcomes]
 
 
@@ -45,9 +45,7 @@ def outcomes_of_ranks(
     port = _free_port()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(
-                target=_run_rank, args=(function, rank, ranks, port, folder, arguments)
-            )
+            context.Process(target=_run_rank, args=(function, rank, ranks, port, folder, arguments))
             for rank in range(ranks)
         ]
         for process in processes:
@@ -108,7 +106,10 @@ def _outcome(folder: Path, rank: int, process: Any) -> tuple[str, Any]:
     if written.exists():
         kind, value = pickle.loads(written.read_bytes())
         return kind, value
-    return "missing", f"no result, exit code {process.exitcode} (waiting for others when it was killed?)"
+    return (
+        "missing",
+        f"no result, exit code {process.exitcode} (waiting for others when it was killed?)",
+    )
 
 
 def _free_port() -> int:

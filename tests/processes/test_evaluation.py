@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import BasePredictionWriter
 from torch import Tensor
 from torch.utils.data import DataLoader

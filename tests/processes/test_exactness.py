@@ -26,9 +26,7 @@ TWO_RANKS = {
     "in order": Training(shuffle=False, strategy={"batch_sizes": [11, 5]}),
     "last batch of one row": Training(rows=65, strategy={"batch_sizes": [4, 12]}),
     "short last batches left out": Training(drop_last=True, strategy={"batch_sizes": [4, 12]}),
-    "workers that stay": Training(
-        workers=2, strategy={"batch_sizes": [10, 6]}, validation_rows=9
-    ),
+    "workers that stay": Training(workers=2, strategy={"batch_sizes": [10, 6]}, validation_rows=9),
     "norm clipped": Training(
         strategy={"batch_sizes": [13, 3]}, trainer={"gradient_clip_val": 0.05}
     ),
@@ -110,6 +108,7 @@ def test_equals_a_single_device(outcomes: Any, ranks: int, name: str) -> None:
         assert sum(outcome.plan) == training.global_batch_size
         assert outcome.metrics.keys() == alone.metrics.keys()
         for metric, value in alone.metrics.items():
-            assert outcome.metrics[metric] == pytest.approx(value, rel=1e-5 if training.single else 1e-9)
+            assert outcome.metrics[metric] == pytest.approx(
+                value, rel=1e-5 if training.single else 1e-9
+            )
     assert rows_of_steps(together) == alone.seen
-

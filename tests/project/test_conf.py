@@ -39,8 +39,7 @@ def test_there_are_choices_in_every_group() -> None:
 def test_every_choice_composes_and_each_part_can_be_made(
     choice: str, tmp_path: Path, clothes: Path
 ) -> None:
-    prefix = "+" if choice.startswith("experiment=") else ""
-    config = compose("train", [f"{prefix}{choice}", f"output_dir={tmp_path}"])
+    config = compose("train", [choice, f"output_dir={tmp_path}"])
     if config.data._target_.endswith("FashionMnistData"):
         config.data.folder = str(clothes)
     for part in (config.data, config.model, config.strategy, config.trainer, config.cluster):
