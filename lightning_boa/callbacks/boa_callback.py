@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_boa.emulation import EmulatedClusterBehaviour
 from lightning_boa.errors import UnsupportedError
 from lightning_boa.planning import BatchPlan, Orchestration
 from lightning_boa.profiling import (
@@ -118,7 +119,9 @@ class BoaCallbackBehaviour:
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         state = checkpoint.get(STATE_KEY)
         if state is not None and state["global_batch_size"] is not None:
-            _strategy_of(trainer).restore(state, _stops_inside_epoch(checkpoint))
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+            _rewind_to_optimizer_step(progress, trainer.accumulate_grad_batches)
+            _strategy_of(trainer).restore(state, _stops_inside_epoch(progress))
 
     def _exchange(self, strategy: PlansBatches, *, closing: bool) -> None:
         before = strategy.orchestration
@@ -172,11 +175,9 @@ def _refuse_several_loaders(loaders: Any) -> None:
 
 
 def _gather_device_names(trainer: Any) -> tuple[str, ...]:
-    emulated = [
-        callback.names for callback in trainer.callbacks if getattr(callback, "names", None)
-    ]
-    if emulated:
-        return tuple(emulated[0])
+    for callback in trainer.callbacks:
+        if isinstance(callback, EmulatedClusterBehaviour) and callback.names is not None:
+            return callback.names
     names: list[str] = [""] * trainer.world_size
     torch.distributed.all_gather_object(names, _device_name(trainer.strategy.root_device))
     return tuple(names)
@@ -197,9 +198,19 @@ def _hides_compute(module: torch.nn.Module) -> str | None:
     return None
 
 
-def _stops_inside_epoch(checkpoint: Mapping[str, Any]) -> bool:
-    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+def _stops_inside_epoch(progress: Mapping[str, Any]) -> bool:
     return progress["current"]["ready"] > 0 and not progress["is_last_batch"]
+
+
+def _rewind_to_optimizer_step(progress: Mapping[str, Any], window: int) -> None:
+    """Forget the steps after the last optimizer step: their gradients are not in the checkpoint."""
+    if progress["is_last_batch"]:
+        return
+    unfinished = progress["current"]["processed"] % window
+    if unfinished:
+        for counts in (progress["current"], progress["total"]):
+            done = counts["processed"] - unfinished
+            counts.update(dict.fromkeys(counts, done))
 
 
 def _rows(plan: BatchPlan) -> str:

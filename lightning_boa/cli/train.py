@@ -75,9 +75,9 @@ def _show(report: RunReport) -> None:
         console.print(plan_table(report.plan))
         if report.plan.equal_step_seconds is not None:
             console.print(comparison_table(report.plan))
-        console.print(f"Why this plan: {report.plan.reason}.", highlight=False)
+        console.print(f"Why this plan: {report.plan.reason}.", highlight=False, soft_wrap=True)
     for line in report.lines():
-        console.print(line)
+        console.print(line, highlight=False)
 
 
 def _keep(report: RunReport, folder: Path, *, picture: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from lightning_boa.errors import AgreementError
+from lightning_boa.errors import AgreementError, BoaError
 from lightning_boa.planning import StepRecord
 
 T = TypeVar("T")
@@ -86,12 +87,20 @@ def decide_once(decide: Callable[[], T], device: torch.device) -> T:
         try:
             outcome[0] = decide()
         except Exception as error:
-            outcome[1] = error
+            outcome[1] = _picklable(error)
     dist.broadcast_object_list(outcome, src=0, device=device)
     if outcome[1] is not None:
         raise outcome[1]
     decision: T = outcome[0]
     return decision
+
+
+def _picklable(error: Exception) -> Exception:
+    try:
+        pickle.dumps(error)
+    except Exception:
+        return BoaError(f"rank 0 failed: {error!r}")
+    return error
 
 
 def check_digest(digest: int, what: str, device: torch.device) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from lightning_boa.planning import BatchPlan, Orchestration, equal_split
 
+GIVEN = "these shares were given"
+
 
 @dataclass(frozen=True)
 class RankReport:
@@ -91,7 +93,7 @@ def describe_plan(
     if orchestration is None:
         equal_rows = equal_split(plan.world_size, plan.global_batch_size).batch_sizes
         equal = planned = None
-        reason = "these shares were given"
+        reason = "one device, nothing to balance" if plan.world_size == 1 else GIVEN
     else:
         equal_rows = orchestration.settings.equal_batch_sizes
         equal, planned = orchestration.equal_measurement, orchestration.planned_measurement

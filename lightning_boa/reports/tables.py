@@ -48,7 +48,7 @@ def comparison_table(report: PlanReport) -> Table:
         milliseconds(report.equal_compute_seconds),
         milliseconds(report.boa_compute_seconds),
         factor(report.compute_gain),
-        factor(report.linear_ceiling),
+        "",
     )
     return table
 

@@ -109,6 +109,7 @@ class BoaBehaviour(_Base):
         self.share: Share | None = None
         """This rank's part of the step that runs; its rows are 0 where the rank only takes part."""
         self._rows_in_step: int | None = None
+        self._weighted_backwards = 0
         self._checked_sizes: set[int] = set()
         self._after_step: list[Callable[[], None]] = []
         self._handles: list[Any] = []
@@ -136,7 +137,8 @@ class BoaBehaviour(_Base):
     def first_free_step(self) -> int:
         """The first training step whose rows this rank's sampler has not handed out."""
         assert self._train_sampler is not None
-        return self._train_sampler.handed_out + 1
+        running = trainer_seam.present_step(self._trainer)
+        return max(self._train_sampler.handed_out, running) + 1
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -230,9 +232,13 @@ class BoaBehaviour(_Base):
         self.memory = memory_profile_of(self.root_device)
         clock = self.clock
         assert self.lightning_module is not None
-        self._handles.append(
-            self.lightning_module.register_forward_pre_hook(lambda *_: clock.enter_compute())
-        )
+        self._handles = [
+            self.lightning_module.register_forward_pre_hook(lambda *_: clock.enter_compute()),
+            *(
+                parameter.register_post_accumulate_grad_hook(self._refuse_unweighted_backward)
+                for parameter in self._watched_parameters()
+            ),
+        ]
 
     @override
     def teardown(self) -> None:
@@ -280,7 +286,11 @@ class BoaBehaviour(_Base):
         self.clock.switch("compute")
         if loss.requires_grad and self.clock.enabled:
             loss.register_hook(self._on_gradient_of_loss)  # type: ignore[no-untyped-call]
-        result = super().backward(loss, optimizer, *args, **kwargs)
+        self._weighted_backwards += 1
+        try:
+            result = super().backward(loss, optimizer, *args, **kwargs)
+        finally:
+            self._weighted_backwards -= 1
         self.clock.switch("optimizer" if self._optimizes_itself else "compute")
         return result
 
@@ -452,6 +462,22 @@ class BoaBehaviour(_Base):
             share.rows, share.step_rows, self.world_size, self.options.batch_weight
         )
         return loss if weight == 1.0 else loss * weight
+
+    def _watched_parameters(self) -> list[Tensor]:
+        """The first and the last trainable parameter of each optimizer: a backward reaches one of them."""
+        trained = (
+            [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+            for optimizer in self.optimizers
+        )
+        watched = [parameter for each in trained for parameter in each[:1] + each[-1:]]
+        return list({id(parameter): parameter for parameter in watched}.values())
+
+    def _refuse_unweighted_backward(self, parameter: Tensor) -> None:
+        if self._weighted_backwards == 0:
+            raise UnsupportedError(
+                "Expected self.manual_backward(loss), got loss.backward(): its gradients would neither be weighted by"
+                " this rank's rows nor averaged over the ranks. Call self.manual_backward(loss) instead."
+            )
 
     def _on_gradient_of_loss(self, gradient: Tensor) -> None:
         clock = self.clock

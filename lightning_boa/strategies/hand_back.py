@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -15,16 +16,19 @@ KEPT = ("orchestration", "device_names", "_fixed_schedule")
 
 
 class HandsBackResults(_Base):
-    """A launcher that returns the plan, the measurements and the devices' names with the trainer's results."""
+    """A launcher that returns the plan, the measurements and the devices' names with the trainer's results.
+
+    They travel as bytes, since Lightning would try to move the fields of our frozen values to the CPU.
+    """
 
     @override
     def get_extra_results(self, trainer: Any) -> dict[str, Any]:
         extra = super().get_extra_results(trainer)
-        extra["boa"] = {name: getattr(trainer.strategy, name) for name in KEPT}
+        extra["boa"] = pickle.dumps({name: getattr(trainer.strategy, name) for name in KEPT})
         return extra
 
     @override
     def update_main_process_results(self, trainer: Any, extra: dict[str, Any]) -> None:
-        for name, value in extra.pop("boa").items():
+        for name, value in pickle.loads(extra.pop("boa")).items():
             setattr(trainer.strategy, name, value)
         super().update_main_process_results(trainer, extra)

@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+pytest.importorskip(
+    "sklearn", reason="it sets variables at its first import, which a test must not"
+)
+
 BoaTrain = Callable[..., dict[str, Any]]
 
 

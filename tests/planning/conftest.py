@@ -1,4 +1,4 @@
-"""Deterministic hypothesis, and training on devices with known times."""
+"""Training on devices with known times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import settings as hypothesis_settings
 
 from lightning_boa.planning import (
     Orchestration,
@@ -16,10 +15,6 @@ from lightning_boa.planning import (
     TimeModel,
     allocate,
 )
-
-hypothesis_settings.register_profile("planning", derandomize=True, deadline=None)
-hypothesis_settings.load_profile("planning")
-
 
 @pytest.fixture(scope="session")
 def cluster() -> type[SimulatedCluster]:

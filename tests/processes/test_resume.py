@@ -32,8 +32,8 @@ KINDS = {
     "accumulation": with_options(PLAIN, trainer={"accumulate_grad_batches": 2}),
     "no estimated steps": with_options(PLAIN, schedules=False),
 }
-STEPS_AN_EPOCH = 6
 STOPS = {"middle of an epoch": 8, "end of an epoch": 12}
+INSIDE_A_WINDOW = 9
 CASES = [(kind, stop) for kind in KINDS for stop in STOPS]
 
 
@@ -45,6 +45,10 @@ def stop_and_go_on(rank: int, ranks: int, folder: str) -> dict[Any, Any]:
         for stop in STOPS:
             path = place / f"{checkpoint_step(training, stop)}.ckpt"
             found[kind, stop] = fit(training, ranks, place / stop, ckpt_path=str(path))
+    place = Path(folder, "accumulation")
+    found["inside a window"] = fit(
+        KINDS["accumulation"], ranks, place / "inside", ckpt_path=str(place / "inside.ckpt")
+    )
     return found
 
 
@@ -76,11 +80,22 @@ def fit(training: Training, ranks: int, place: Path, **arguments: Any) -> Outcom
     options = {
         **trainer_options(training),
         "enable_checkpointing": True,
-        "callbacks": [keeper],
+        "callbacks": [keeper, SavesInsideWindow(place)],
     }
     trainer = pl.Trainer(strategy=BoaStrategy(**training.strategy), devices=ranks, **options)
     trainer.fit(module, *loaders(training, batch_size=6), **arguments)
     return outcome(trainer, module)
+
+
+class SavesInsideWindow(pl.Callback):
+    """Saves once between two optimizer steps of an accumulation window."""
+
+    def __init__(self, place: Path) -> None:
+        self.path = place / "inside.ckpt"
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == INSIDE_A_WINDOW:
+            trainer.save_checkpoint(self.path)
 
 
 def checkpoint_step(training: Training, stop: str) -> int:
@@ -107,6 +122,17 @@ def test_goes_on_where_it_stopped(outcomes: Any, kind: str, stop: str) -> None:
     whole = rows_of_steps([found[kind] for found in outcomes])
     resumed = rows_of_steps([found[kind, stop] for found in outcomes])
     assert resumed == whole[STOPS[stop] :]
+
+
+def test_goes_back_to_the_last_optimizer_step(outcomes: Any) -> None:
+    whole = rows_of_steps([found["accumulation"] for found in outcomes])
+    resumed = rows_of_steps([found["inside a window"] for found in outcomes])
+    assert resumed == whole[INSIDE_A_WINDOW - 1 :]
+    for found in outcomes:
+        uninterrupted, rest = found["accumulation"], found["inside a window"]
+        assert relative_error(rest.weights, uninterrupted.weights) < 1e-10
+        assert rest.steps == uninterrupted.steps
+        assert rest.last_lr == uninterrupted.last_lr
 
 
 def test_goes_on_with_the_plan_of_the_checkpoint(outcomes: Any) -> None:

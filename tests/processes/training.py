@@ -123,11 +123,11 @@ def train_on_ranks(rank: int, ranks: int, training: Training, fit: Any = None) -
     return outcome(trainer, module)
 
 
-def train_alone(training: Training) -> Outcome:
+def train_alone(training: Training, module: Regression | None = None) -> Outcome:
     """Train in this process with plain Lightning on the same global batches."""
     quiet()
     pl.seed_everything(training.seed)
-    module = Regression(training.sum_loss, training.single, training.schedules)
+    module = module or Regression(training.sum_loss, training.single, training.schedules)
     trainer = pl.Trainer(devices=1, **trainer_options(training))
     dataset = NumberedRows(training.rows)
     batches = GlobalBatches(training)

@@ -11,6 +11,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+pytest.importorskip(
+    "sklearn", reason="it sets variables at its first import, which a test must not"
+)
+
 CONF = Path(__file__).parents[2] / "conf"
 CHOICES = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
 

@@ -77,6 +77,10 @@ def test_of_a_given_plan_only_the_rows_are_known() -> None:
     assert report.reason == "these shares were given"
 
 
+def test_one_device_has_nothing_to_balance() -> None:
+    assert describe_plan(BatchPlan((8,)), None, ("a",)).reason == "one device, nothing to balance"
+
+
 def _record(step: int, rank: int, rows: int) -> StepRecord:
     compute = rows * (0.001, 0.003)[rank]
     return StepRecord(step, rank, rows, 40, compute, 0.0, 0.0, 0.0, 0.062 if rows == 20 else 0.031)
