@@ -32,7 +32,9 @@ Z_95 = 1.96
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=6.0, help="at most, for each model")
     parser.add_argument("--least-blocks", type=int, default=8)
     options = parser.parse_args()
@@ -52,7 +54,9 @@ def evaluate(name: str, blocks: list[dict[str, float]]) -> dict[str, Any]:
         "parameters": name,
         "blocks": len(blocks),
         "ddp_seconds": round(median(block["ddp"] for block in blocks), 5),
-        "boa": interval([block["boa"] / math.sqrt(block["ddp"] * block["again"]) for block in blocks]),
+        "boa": interval(
+            [block["boa"] / math.sqrt(block["ddp"] * block["again"]) for block in blocks]
+        ),
         "control": interval([block["again"] / block["ddp"] for block in blocks]),
         "warmup_steps": median(block["warmup_steps"] for block in blocks),
         "warmup_extra_seconds": round(median(block["warmup_extra"] for block in blocks), 4),
@@ -117,7 +121,15 @@ def _is_over(blocks: list[dict[str, float]], least_blocks: int, late: bool) -> b
 
 def table_of(results: list[dict[str, Any]]) -> Table:
     table = Table(title="step time on two equal ranks, 95 % intervals")
-    for column in ("parameters", "ddp ms", "boa / ddp", "ddp / ddp", "blocks", "warm-up steps", "their extra ms"):
+    for column in (
+        "parameters",
+        "ddp ms",
+        "boa / ddp",
+        "ddp / ddp",
+        "blocks",
+        "warm-up steps",
+        "their extra ms",
+    ):
         table.add_column(column, justify="right")
     for result in results:
         table.add_row(

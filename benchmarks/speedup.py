@@ -55,7 +55,9 @@ CLUSTERS = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8, help="measured steps in each repetition")
     parser.add_argument(
@@ -126,7 +128,15 @@ def run_rank(
 
 def table_of(results: list[dict[str, Any]]) -> Table:
     table = Table(title="step time, eight emulated devices (4.9 : 2.4 : 1)")
-    for column in ("cluster", "ddp s", "boa s", "speed-up", "ceiling", "optimum s", "boa / reachable"):
+    for column in (
+        "cluster",
+        "ddp s",
+        "boa s",
+        "speed-up",
+        "ceiling",
+        "optimum s",
+        "boa / reachable",
+    ):
         table.add_column(column, justify="left" if column == "cluster" else "right")
     for result in results:
         table.add_row(
@@ -136,7 +146,8 @@ def table_of(results: list[dict[str, Any]]) -> Table:
             f"{result['speedup']:.2f} x",
             f"{result['linear_ceiling']:.2f} x",
             f"{result['optimum_seconds']:.3f}",
-            f"{result['boa_over_reachable']:.3f}" + ("" if result["within_3_percent"] else " (> 1.03)"),
+            f"{result['boa_over_reachable']:.3f}"
+            + ("" if result["within_3_percent"] else " (> 1.03)"),
         )
     return table
 

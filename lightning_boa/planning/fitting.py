@@ -12,7 +12,7 @@ from lightning_boa.planning.time_models import LinearTime, TableTime, TimeModel
 
 UNKNOWN_NOISE = 0.05
 _MAD_TO_DEVIATION = 1.4826
-_MEDIAN_TO_MEAN_ERROR = 1.2533
+MEDIAN_TO_MEAN_ERROR = 1.2533
 _LIKELY_MISS = 3.0
 _LEAST_MISS = 0.002
 
@@ -37,7 +37,7 @@ class TimeFit:
     def median_error(self, batch_size: int) -> float:
         """Standard error of the median at a measured ``batch_size``, as a share of it."""
         count = self.counts[self.batch_sizes.index(batch_size)]
-        return _MEDIAN_TO_MEAN_ERROR * self.noise / float(np.sqrt(count))
+        return MEDIAN_TO_MEAN_ERROR * self.noise / float(np.sqrt(count))
 
 
 def fit_time(rows: ArrayLike, seconds: ArrayLike, *, through_origin: bool = False) -> TimeFit:
@@ -63,12 +63,12 @@ def fit_time(rows: ArrayLike, seconds: ArrayLike, *, through_origin: bool = Fals
             "size, or take a line through the origin (through_origin=True)"
         )
     noise = _pooled_noise(seconds_all / medians[group] - 1.0, counts, group)
-    errors = _MEDIAN_TO_MEAN_ERROR * noise / np.sqrt(counts)
+    errors = MEDIAN_TO_MEAN_ERROR * noise / np.sqrt(counts)
     model, parameters = _best_model(sizes, medians, counts / medians**2, errors, through_origin)
     misses = model.seconds(sizes) / medians - 1.0
     share = parameters / counts.sum()
     relative_error = max(
-        _MEDIAN_TO_MEAN_ERROR * noise * float(np.sqrt(share)),
+        MEDIAN_TO_MEAN_ERROR * noise * float(np.sqrt(share)),
         float(np.sqrt(np.mean(misses**2) * parameters / sizes.size)),
     )
     return TimeFit(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Literal
 
 import numpy as np
 
 from lightning_boa.errors import MeasurementError, OptionError
 from lightning_boa.planning.bounds import check_feasible, positive_integer
-from lightning_boa.planning.fitting import TimeFit
+from lightning_boa.planning.fitting import MEDIAN_TO_MEAN_ERROR, TimeFit
 from lightning_boa.planning.plan import BatchPlan
 from lightning_boa.planning.records import SplitMeasurement, StepRecord, counted, measure_split
 from lightning_boa.planning.rounds import (
@@ -32,6 +33,10 @@ COUNTED_STEPS = 4
 CONFIRMING_STEPS = 8
 MOST_ROUNDS = 5
 MOST_EXCHANGES = 10
+WANTED_RESOLUTION = 0.05
+MOST_PROLONGATIONS = 3
+WANTED_ERROR = 0.03
+MOST_COUNTED_STEPS = 32
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ class Orchestration:
     ranks exchange their records, None when nothing more is needed. ``reason`` says in one sentence
     why the latest plan holds. ``records`` are all records of full steps, ``row_caps`` the most rows
     that each rank's memory is known to hold. ``refined`` tells that the steps which confirmed the
-    first plan led to a better one.
+    first plan led to a better one, ``prolongations`` how often a round went on because its noise
+    hid what it was to show.
     """
 
     settings: OrchestrationSettings
@@ -114,6 +120,7 @@ class Orchestration:
     records: tuple[StepRecord, ...] = ()
     row_caps: tuple[int, ...] | None = None
     refined: bool = False
+    prolongations: int = 0
 
     @classmethod
     def begin(cls, settings: OrchestrationSettings, first_step: int) -> Orchestration:
@@ -236,6 +243,8 @@ class Orchestration:
         if last is None:
             if not decision.done and self.round + 1 >= MOST_ROUNDS:
                 decision = best_known(evidence)
+            if decision.done and self._is_too_coarse(decision):
+                return self._prolonged(first_free_step)
             if decision.done:
                 return self._planned(decision, first_free_step)
         elif first_free_step + SETTLING_STEPS > last:
@@ -247,6 +256,19 @@ class Orchestration:
             exchanges=exchanges if last is None else 0,
             exchange_after=self._end_of_round(first_free_step, self.round + 1),
             reason=decision.reason,
+        )
+
+    def _is_too_coarse(self, decision: Decision) -> bool:
+        return decision.resolution > WANTED_RESOLUTION and self.prolongations < MOST_PROLONGATIONS
+
+    def _prolonged(self, first_free_step: int) -> Orchestration:
+        """The same split for twice as many steps as before: the noise of a median falls with their root."""
+        steps = COUNTED_STEPS * 2 ** (self.prolongations + 1)
+        return replace(
+            self,
+            prolongations=self.prolongations + 1,
+            exchange_after=first_free_step + steps - 1,
+            reason="the measurement is too noisy to tell, so the warm-up goes on",
         )
 
     def _after_confirmation(self, first_free_step: int) -> Orchestration:
@@ -316,9 +338,16 @@ class Orchestration:
         last = self._last_warmup_step
         if last is None:
             settling = FIRST_SETTLING_STEPS if number == 0 else SETTLING_STEPS
-            return start + settling + COUNTED_STEPS - 1
+            return start + settling + self._steps_to_count - 1
         lengths = _round_lengths(int(self.settings.warmup))
         return min(last, start + lengths[min(number, len(lengths) - 1)] - 1)
+
+    @property
+    def _steps_to_count(self) -> int:
+        """So many that the standard error of a median is as small as wanted, as far as the noise is known."""
+        noise = max((fit.noise for fit in self.fits if fit is not None), default=0.0)
+        wanted = ceil((MEDIAN_TO_MEAN_ERROR * noise / WANTED_ERROR) ** 2)
+        return max(COUNTED_STEPS, min(MOST_COUNTED_STEPS, wanted))
 
     @property
     def _last_warmup_step(self) -> int | None:
@@ -340,6 +369,7 @@ class Orchestration:
             "records": [record.to_list() for record in self.records],
             "row_caps": None if self.row_caps is None else list(self.row_caps),
             "refined": int(self.refined),
+            "prolongations": self.prolongations,
         }
 
     @classmethod

@@ -59,11 +59,16 @@ def cautious(model: TimeModel, largest: int) -> TimeModel:
 
 @dataclass(frozen=True)
 class Decision:
-    """The next plan, whether the warm-up ends with it, and why in one sentence."""
+    """The next plan, whether the warm-up ends with it, and why in one sentence.
+
+    ``resolution`` is the relative gain below which the measurement cannot tell splits apart, where
+    the decision rests on that; else 0.
+    """
 
     plan: BatchPlan
     done: bool
     reason: str
+    resolution: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -259,6 +264,7 @@ def best_known(evidence: Evidence) -> Decision:
                 f"split, less than the {needed:.1%} that the measurement can tell, "
                 "so the equal split stays"
             ),
+            resolution=needed if gain > LEAST_GAIN else 0.0,
         )
     return Decision(
         evidence.with_figures(split),
@@ -312,7 +318,9 @@ def _equal_devices(evidence: Evidence, limit: float) -> Decision:
         else "the devices are equally fast within the noise of the measurement "
         f"({limit:.1%}), so the equal split stays"
     )
-    return Decision(evidence.with_figures(evidence.equal), done=True, reason=why)
+    several = len(evidence.equal) > 1
+    plan = evidence.with_figures(evidence.equal)
+    return Decision(plan, done=True, reason=why, resolution=limit if several else 0.0)
 
 
 def _spread_of_equal(evidence: Evidence) -> float:

@@ -235,7 +235,9 @@ class BoaBehaviour(_Base):
         self._handles = [
             self.lightning_module.register_forward_pre_hook(lambda *_: clock.enter_compute()),
             *(
-                parameter.register_post_accumulate_grad_hook(self._refuse_unweighted_backward)
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self._refuse_unweighted_backward
+                )
                 for parameter in self._watched_parameters()
             ),
         ]

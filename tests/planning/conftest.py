@@ -16,6 +16,7 @@ from lightning_boa.planning import (
     allocate,
 )
 
+
 @pytest.fixture(scope="session")
 def cluster() -> type[SimulatedCluster]:
     return SimulatedCluster

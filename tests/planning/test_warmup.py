@@ -299,3 +299,25 @@ def test_records_of_unknown_ranks_are_refused():
 def test_row_caps_of_the_wrong_length_are_refused():
     with pytest.raises(MeasurementError, match="row_caps"):
         begin().observe([], first_free_step=6, row_caps=[1, 2])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_noise_is_answered_by_more_steps(cluster, seed):
+    devices = [LinearTime(0.0, 1.0), LinearTime(0.0, 1.0), LinearTime(0.0, 1.6)]
+    noisy = cluster(devices, 128, noise=0.2, seed=seed)
+    settings = noisy.settings()
+    state = noisy.train(settings)
+    assert noisy.true_step(state.plan.batch_sizes) < 1.1 * noisy.optimum(settings)
+    assert len(state.records) > 2 * len(cluster(devices, 128).train(settings).records)
+
+
+def test_a_round_whose_noise_hides_everything_is_prolonged(cluster):
+    devices = [LinearTime(0.0, 1.0), LinearTime(0.0, 1.1)]
+    noisy = cluster(devices, 128, noise=0.3, seed=1)
+    assert noisy.train(noisy.settings()).prolongations == 3
+
+
+def test_clear_measurements_prolong_nothing(cluster):
+    for devices in ([LinearTime(0.0, 1.0)] * 2, THREE_KINDS):
+        clear = cluster(devices, 96, noise=0.005)
+        assert clear.train(clear.settings()).prolongations == 0
