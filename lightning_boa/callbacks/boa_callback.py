@@ -48,6 +48,8 @@ class PlansBatches(Protocol):
 
     def begin_planning(self) -> None: ...
 
+    def begin_epoch(self) -> None: ...
+
     def finish_step(self) -> None: ...
 
     def state(self) -> dict[str, Any]: ...
@@ -80,7 +82,7 @@ class BoaCallbackBehaviour:
         self._measure_while_needed(strategy)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        _strategy_of(trainer).clock.interrupt()
+        _strategy_of(trainer).begin_epoch()
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int

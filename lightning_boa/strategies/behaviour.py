@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -171,8 +170,16 @@ class BoaBehaviour(_Base):
                 f"Expected a checkpoint whose boa state has version {STATE_VERSION} or older, got"
                 f" {state['version']}. Update lightning-boa."
             )
+        restored = int(state["global_batch_size"])
+        if self._global_batch_size not in (None, restored):
+            raise UnsupportedError(
+                f"Expected to read the checkpoint's global batch of {restored} rows before the training loader is set up,"
+                f" which has {self._global_batch_size}. Ask for the loader or trainer.estimated_stepping_batches in"
+                " configure_optimizers, not in setup."
+            )
         self._restored = state
         self._restored_inside_epoch = inside_epoch
+        self.orchestration = None
         self.seed = int(state["seed"])
 
     def take_drawn_order(self) -> int | None:
@@ -194,6 +201,11 @@ class BoaBehaviour(_Base):
         else:
             self.orchestration = Orchestration.resume(self.settings, known, first_step)
 
+    def begin_epoch(self) -> None:
+        """An epoch of training begins on this rank."""
+        self.clock.interrupt()
+        self.share = None
+
     def finish_step(self) -> None:
         """A training step is over on this rank."""
         self.clock.end()
@@ -207,6 +219,9 @@ class BoaBehaviour(_Base):
     @override
     def connect(self, model: Any) -> None:
         super().connect(model)
+        self.share = None
+        self._after_step = []
+        self._global_batch_size = None
         trainer = model.trainer
         trainer_seam.divert_loaders(trainer, self._prepare_loader)
         if not any(isinstance(callback, self.callback_class) for callback in trainer.callbacks):
@@ -257,7 +272,6 @@ class BoaBehaviour(_Base):
                 "Expected a training batch from a DataLoader that boa has prepared, got one from elsewhere. Pass the"
                 ' loader to the trainer as it is, or train with strategy="ddp".'
             )
-        trainer_seam.log_rows(self._trainer, share.rows)
         self._check_rows(batch, share)
         self.clock.begin(share.step, share.rows, share.step_rows, share.wait)
         if self.memory is not None and self.clock.enabled:
@@ -265,11 +279,10 @@ class BoaBehaviour(_Base):
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._taking_part():
-            if self._is_ghost:
-                assert self.lightning_module is not None
-                self._after_step.append(ghost.remember_buffers(self.lightning_module))
-            output = super().training_step(*args, **kwargs)
+        if self._is_ghost:
+            assert self.lightning_module is not None
+            self._after_step.append(ghost.remember_buffers(self.lightning_module))
+        output = self._take_part(super().training_step, *args, **kwargs)
         if not self._optimizes_itself:
             self.clock.switch(None)
         return output
@@ -353,6 +366,11 @@ class BoaBehaviour(_Base):
         self._drawn_order = digest
 
     def _receive(self, share: Share) -> None:
+        if self.share is not None:
+            raise UnsupportedError(
+                "Expected one batch for each step, got a second one before the first was used. Combine loaders in the"
+                ' mode "sequential", keep IterableDataset apart from other loaders, or use strategy="ddp".'
+            )
         self.share = share
 
     def _prepare_loader(self, loader: Any, stage: str) -> Any:
@@ -486,23 +504,28 @@ class BoaBehaviour(_Base):
         Variable._execution_engine.queue_callback(lambda: clock.switch("communication"))
 
     def _evaluation_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self._taking_part():
-            return step(*args, **kwargs)
+        try:
+            return self._take_part(step, *args, **kwargs)
+        finally:
+            self.share = None
 
-    @contextmanager
-    def _taking_part(self) -> Iterator[None]:
+    def _take_part(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         share = self.share
         if share is None:
-            yield
-            return
+            return step(*args, **kwargs)
         trainer_seam.log_rows(self._trainer, share.rows)
-        with ExitStack() as stack:
-            if share.rows == 0:
-                assert self.lightning_module is not None
-                stack.callback(trainer_seam.remember_logged(self._trainer))
-                stack.enter_context(ghost.untraced(self.lightning_module, self.root_device))
-            self._rows_in_step = share.rows
-            try:
-                yield
-            finally:
-                self._rows_in_step = None
+        self._rows_in_step = share.rows
+        try:
+            if share.rows:
+                return step(*args, **kwargs)
+            return self._leave_no_trace(step, *args, **kwargs)
+        finally:
+            self._rows_in_step = None
+
+    def _leave_no_trace(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        assert self.lightning_module is not None
+        put_back_logged = trainer_seam.remember_logged(self._trainer)
+        with ghost.untraced(self.lightning_module, self.root_device):
+            output = step(*args, **kwargs)
+        put_back_logged()
+        return output

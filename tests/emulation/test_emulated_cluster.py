@@ -293,7 +293,7 @@ def test_the_module_can_be_copied_while_it_trains(machine: Machine) -> None:
 
 def test_gradients_are_not_changed(machine: Machine) -> None:
     module = Chain()
-    Run(machine, module, seconds_per_sample=[1.0]).step(12)
+    Run(machine, module, seconds_per_sample=[1.0]).step(8)
 
     assert [factor.grad.item() for factor in module.factors] == [1.0] * 4
 

@@ -83,6 +83,19 @@ def two_loaders(rank: int) -> None:
     fit(BoaStrategy(), [plain_loader(), plain_loader()])
 
 
+def evaluation_loaders_of_two_kinds(rank: int) -> None:
+    quiet()
+    validation = [plain_loader(), DataLoader(Stream(), batch_size=4)]
+    chosen = trainer_options(Training(epochs=1))
+    trainer = pl.Trainer(strategy=BoaStrategy(), devices=RANKS, **chosen)
+    trainer.validate(TwoLoaders(), validation)
+
+
+class TwoLoaders(Regression):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        self.log("val", self.errors(batch).mean(), sync_dist=True)
+
+
 def collate_that_drops_rows(rank: int) -> None:
     loader = DataLoader(NumberedRows(32), batch_size=4, collate_fn=first_three)
     fit(BoaStrategy(batch_sizes=[4, 4]), loader)
@@ -111,6 +124,7 @@ REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
     no_loader_of_torch: ("LoaderError", "DataLoader"),
     two_loaders: ("UnsupportedError", "one training loader"),
     collate_that_drops_rows: ("UnsupportedError", "4 rows", "leading size is 3"),
+    evaluation_loaders_of_two_kinds: ("UnsupportedError", "sequential"),
     other_size_of_process_group: ("UnsupportedError", "3 ranks", "one of 2"),
 }
 

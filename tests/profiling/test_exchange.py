@@ -45,9 +45,7 @@ def test_every_rank_learns_all_figures_in_one_collective(three: ThreadedRanks) -
 
     outcomes = three.run(lambda rank: exchange_records(mine[rank], 10 + rank, 100 * rank, CPU))
 
-    everything = Exchange(
-        records=tuple(sum(mine, [])), first_free_step=12, row_caps=(0, 100, 200)
-    )
+    everything = Exchange(records=tuple(sum(mine, [])), first_free_step=12, row_caps=(0, 100, 200))
     assert outcomes == [everything] * 3
     assert three.collectives == ["all_gather"]
 
@@ -64,9 +62,7 @@ def test_whole_numbers_come_back_whole(three: ThreadedRanks) -> None:
 def test_the_newest_records_are_sent(three: ThreadedRanks) -> None:
     many = CAPACITY + 9
     first, *_ = three.run(
-        lambda rank: exchange_records(
-            [record(rank, step) for step in range(many)], many, None, CPU
-        )
+        lambda rank: exchange_records([record(rank, step) for step in range(many)], many, None, CPU)
     )
 
     assert [each.step for each in first.records] == 3 * list(range(9, many))

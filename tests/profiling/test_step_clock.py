@@ -202,9 +202,7 @@ def test_the_newest_steps_are_kept(ticker: Any) -> None:
     assert [record.step for record in clock.records()] == [7, 8, 9]
 
 
-def test_a_disabled_clock_marks_nothing(
-    device_clock: StepClock, ticker: Any, stream: Any
-) -> None:
+def test_a_disabled_clock_marks_nothing(device_clock: StepClock, ticker: Any, stream: Any) -> None:
     device_clock.enabled = False
     device_clock.begin(0, rows=3, step_rows=8, loader_wait=0.0)
     device_clock.enter_compute()

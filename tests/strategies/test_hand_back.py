@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+from lightning_boa.planning import Schedule, equal_split
+from lightning_boa.strategies import HandsBackResults
+
+
+class Launcher:
+    """What Lightning's launcher carries of its own; knows nothing of boa."""
+
+    def get_extra_results(self, trainer: Any) -> dict[str, Any]:
+        return {"callback_metrics_bytes": trainer.metrics}
+
+    def update_main_process_results(self, trainer: Any, extra: dict[str, Any]) -> None:
+        assert set(extra) == {"callback_metrics_bytes"}
+        trainer.metrics = extra["callback_metrics_bytes"]
+
+
+class OurLauncher(HandsBackResults, Launcher):
+    pass
+
+
+def trainer(**strategy: Any) -> Any:
+    kept = {"orchestration": None, "device_names": (), "_fixed_schedule": None, "clock": object()}
+    return SimpleNamespace(metrics=b"", strategy=SimpleNamespace(**{**kept, **strategy}))
+
+
+def test_what_rank_0_knows_reaches_the_main_process() -> None:
+    schedule = Schedule.starting_with(equal_split(2, 8))
+    on_rank_0 = trainer(device_names=("fast", "slow"), _fixed_schedule=schedule)
+    on_rank_0.metrics = b"loss"
+    in_main = trainer()
+    own_clock = in_main.strategy.clock
+
+    extra = pickle.loads(pickle.dumps(OurLauncher().get_extra_results(on_rank_0)))
+    OurLauncher().update_main_process_results(in_main, extra)
+
+    assert in_main.strategy.device_names == ("fast", "slow")
+    assert in_main.strategy._fixed_schedule == schedule
+    assert in_main.strategy.orchestration is None
+    assert in_main.strategy.clock is own_clock
+    assert in_main.metrics == b"loss"
+
+
+def test_what_is_handed_back_exists_on_the_strategy() -> None:
+    from lightning_boa.for_pytorch_lightning import BoaStrategy
+    from lightning_boa.strategies.hand_back import KEPT
+
+    strategy = BoaStrategy()
+    assert [name for name in KEPT if not hasattr(strategy, name)] == []

@@ -1,0 +1,222 @@
+"""The seam against small fakes, and against Lightning's own result collections where only those prove something."""
+
+from __future__ import annotations
+
+import importlib
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_boa.data import SequentialOrder, ShareBatchSampler
+from lightning_boa.strategies import trainer_seam
+
+PACKAGES = ["pytorch_lightning", "lightning.pytorch"]
+
+
+class Stage(Enum):
+    TRAINING = "train"
+    PREDICTING = "predict"
+
+
+class Connector:
+    def _prepare_dataloader(self, loader: Any, shuffle: bool, mode: Any) -> Any:
+        return ("lightning's own way", loader, shuffle, mode)
+
+
+@pytest.fixture(params=PACKAGES)
+def package(request: pytest.FixtureRequest) -> Any:
+    pytest.importorskip(request.param)
+    return importlib.import_module(request.param)
+
+
+def test_loaders_are_diverted_on_the_instance_alone() -> None:
+    ours, others = Connector(), Connector()
+    asked = []
+
+    def prepare(loader: Any, stage: str) -> Any:
+        asked.append((loader, stage))
+        return None if loader == "odd" else f"twin of {loader}"
+
+    trainer_seam.divert_loaders(SimpleNamespace(_data_connector=ours), prepare)
+
+    assert ours._prepare_dataloader("loader", True, Stage.TRAINING) == "twin of loader"
+    assert ours._prepare_dataloader("loader", shuffle=False, mode=Stage.PREDICTING) == (
+        "twin of loader"
+    )
+    assert ours._prepare_dataloader("odd", True, Stage.TRAINING) == (
+        "lightning's own way",
+        "odd",
+        True,
+        Stage.TRAINING,
+    )
+    assert asked == [("loader", "train"), ("loader", "predict"), ("odd", "train")]
+    assert others._prepare_dataloader("loader", True, Stage.TRAINING)[0] == "lightning's own way"
+
+
+def test_diverting_again_forgets_the_first_strategy() -> None:
+    connector = Connector()
+    trainer = SimpleNamespace(_data_connector=connector)
+    trainer_seam.divert_loaders(trainer, lambda loader, stage: "first")
+    trainer_seam.divert_loaders(trainer, lambda loader, stage: None)
+
+    assert connector._prepare_dataloader("loader", True, Stage.TRAINING)[0] == (
+        "lightning's own way"
+    )
+
+
+def test_the_names_of_lightning_that_we_rely_on(package: Any) -> None:
+    trainer = package.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    assert callable(type(trainer._data_connector)._prepare_dataloader)
+    assert not trainer_seam.uses_distributed_sampler(trainer)
+    assert trainer_seam.steps_done(trainer) == (0, 0)
+    stages = importlib.import_module(f"{package.__name__}.trainer.states").RunningStage
+    assert {stage.value for stage in stages} == {
+        "train",
+        "validate",
+        "sanity_check",
+        "test",
+        "predict",
+    }
+    assert trainer_seam.TRAIN == stages.TRAINING.value
+    assert trainer_seam.PREDICT == stages.PREDICTING.value
+
+
+def test_the_position_is_that_of_finished_steps(package: Any) -> None:
+    trainer = package.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    progress.current.ready, progress.total.ready = 4, 19
+
+    assert trainer_seam.steps_done(trainer) == (4, 19)
+
+
+def batch_sampler() -> ShareBatchSampler:
+    return ShareBatchSampler(
+        SequentialOrder(7),
+        rank=0,
+        global_batch_size=4,
+        drop_last=False,
+        seed=0,
+        rows_of=lambda _, rows: (rows,),
+        first_step=lambda: (0, 0),
+        skip_ghosts=True,
+    )
+
+
+def seen_by_a_prediction_writer(package: Any, trainer: Any) -> list[Any]:
+    recorder = trainer_seam.index_recorder(trainer, batch_sampler())
+    wrapper = importlib.import_module(f"{package.__name__}.overrides.distributed")
+    assert isinstance(recorder, wrapper._IndexBatchSamplerWrapper)
+    assert len(recorder) == 2
+    batches = list(recorder)
+    assert recorder.seen_batch_indices == batches
+    assert recorder.iteration.total == 2
+    return batches
+
+
+def test_prediction_writers_see_indices(package: Any) -> None:
+    trainer = package.Trainer.__new__(package.Trainer)
+
+    assert seen_by_a_prediction_writer(package, trainer) == [[0, 1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=ModuleNotFoundError, reason="the package is read off type(trainer)"
+)
+def test_prediction_writers_see_indices_under_a_users_trainer(package: Any) -> None:
+    class OwnTrainer(package.Trainer):  # type: ignore[misc]
+        pass
+
+    seen_by_a_prediction_writer(package, OwnTrainer.__new__(OwnTrainer))
+
+
+@pytest.fixture
+def logged(package: Any) -> Any:
+    """A trainer that runs a training step, and Lightning's own collection of what is logged in it."""
+    results = importlib.import_module(
+        f"{package.__name__}.trainer.connectors.logger_connector.result"
+    )._ResultCollection(training=True)
+    return SimpleNamespace(_results=results)
+
+
+def log(trainer: Any, name: str, value: float, **options: Any) -> None:
+    options = {"on_step": False, "on_epoch": True, **options}
+    trainer._results.log("training_step", name, torch.tensor(value), **options)
+
+
+def epoch_value(trainer: Any, name: str) -> float:
+    return float(trainer._results.metrics(on_step=False)["callback"][name])
+
+
+def test_logged_values_weigh_their_rows(logged: Any) -> None:
+    trainer_seam.log_rows(logged, 3)
+    log(logged, "loss", 1.0)
+    trainer_seam.log_rows(logged, 1)
+    log(logged, "loss", 9.0)
+
+    assert epoch_value(logged, "loss") == 3.0
+
+
+def test_outside_of_a_loop_nothing_is_weighed() -> None:
+    trainer_seam.log_rows(SimpleNamespace(_results=None), 3)
+
+
+def test_a_ghost_leaves_what_was_logged_as_it_was(logged: Any) -> None:
+    trainer_seam.log_rows(logged, 3)
+    log(logged, "loss", 1.0)
+    log(logged, "smallest", 4.0, reduce_fx="min")
+    log(logged, "total", 4.0, reduce_fx="sum")
+    restore = trainer_seam.remember_logged(logged)
+    trainer_seam.log_rows(logged, 0)
+    log(logged, "loss", float("nan"))
+    log(logged, "smallest", -7.0, reduce_fx="min")
+    log(logged, "total", 100.0, reduce_fx="sum")
+    restore()
+    trainer_seam.log_rows(logged, 1)
+    log(logged, "loss", 9.0)
+
+    assert epoch_value(logged, "loss") == 3.0
+    assert epoch_value(logged, "smallest") == 4.0
+    assert epoch_value(logged, "total") == 4.0
+
+
+def test_a_name_that_only_a_ghost_has_logged_counts_for_nothing(logged: Any) -> None:
+    restore = trainer_seam.remember_logged(logged)
+    trainer_seam.log_rows(logged, 0)
+    log(logged, "loss", 1000.0)
+    log(logged, "largest", 1000.0, reduce_fx="max")
+    restore()
+    assert set(logged._results) == {"training_step.loss", "training_step.largest"}
+
+    trainer_seam.log_rows(logged, 2)
+    log(logged, "loss", 5.0)
+    log(logged, "largest", -3.0, reduce_fx="max")
+    assert epoch_value(logged, "loss") == 5.0
+    assert epoch_value(logged, "largest") == -3.0
+
+
+def test_the_value_of_the_last_real_step_is_shown(logged: Any) -> None:
+    trainer_seam.log_rows(logged, 2)
+    log(logged, "loss", 5.0, on_step=True)
+    restore = trainer_seam.remember_logged(logged)
+    log(logged, "loss", 1000.0, on_step=True)
+    restore()
+
+    assert float(logged._results.metrics(on_step=True)["callback"]["loss"]) == 5.0
