@@ -173,14 +173,22 @@ class BoaBehaviour(_Base):
         restored = int(state["global_batch_size"])
         if self._global_batch_size not in (None, restored):
             raise UnsupportedError(
-                f"Expected to read the checkpoint's global batch of {restored} rows before the training loader is set up,"
-                f" which has {self._global_batch_size}. Ask for the loader or trainer.estimated_stepping_batches in"
-                " configure_optimizers, not in setup."
+                f"Expected to read the checkpoint's global batch of {restored} rows before the training loader is set"
+                f" up, which has {self._global_batch_size}. Ask for the loader or trainer.estimated_stepping_batches"
+                " in configure_optimizers, not in setup."
             )
         self._restored = state
         self._restored_inside_epoch = inside_epoch
         self.orchestration = None
         self.seed = int(state["seed"])
+
+    def new_clock(self) -> StepClock:
+        """The clock that measures this rank's steps; a test may bring its own time."""
+        return StepClock(self.global_rank, timeline_of(self.root_device))
+
+    def new_memory_profile(self) -> MemoryProfile | None:
+        """What measures this rank's memory, None where the device's memory is not its own."""
+        return memory_profile_of(self.root_device)
 
     def take_drawn_order(self) -> int | None:
         """Digest of the order that a custom sampler has just given, once for each draw; None otherwise."""
@@ -243,8 +251,8 @@ class BoaBehaviour(_Base):
         super().setup(trainer)
         if trainer.state.fn.value != "fit":
             return
-        self.clock = StepClock(self.global_rank, timeline_of(self.root_device))
-        self.memory = memory_profile_of(self.root_device)
+        self.clock = self.new_clock()
+        self.memory = self.new_memory_profile()
         clock = self.clock
         assert self.lightning_module is not None
         self._handles = [

@@ -327,8 +327,8 @@ def test_a_cluster_without_devices_is_refused_by_its_option() -> None:
 
 
 def test_as_many_devices_as_ranks(machine: Machine) -> None:
+    cluster = EmulatedClusterBehaviour(seconds_per_sample=[1.0, 1.0])
     with pytest.raises(OptionError, match=r"^seconds_per_sample: .*\(3\), got 2"):
-        cluster = EmulatedClusterBehaviour(seconds_per_sample=[1.0, 1.0])
         cluster.setup(SimpleNamespace(world_size=3, global_rank=0), Chain(), "fit")
 
 

@@ -45,7 +45,9 @@ def test_every_rank_learns_all_figures_in_one_collective(three: ThreadedRanks) -
 
     outcomes = three.run(lambda rank: exchange_records(mine[rank], 10 + rank, 100 * rank, CPU))
 
-    everything = Exchange(records=tuple(sum(mine, [])), first_free_step=12, row_caps=(0, 100, 200))
+    everything = Exchange(
+        (*mine[0], *mine[1], *mine[2]), first_free_step=12, row_caps=(0, 100, 200)
+    )
     assert outcomes == [everything] * 3
     assert three.collectives == ["all_gather"]
 

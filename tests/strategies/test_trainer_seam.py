@@ -88,8 +88,8 @@ def test_the_names_of_lightning_that_we_rely_on(package: Any) -> None:
         "test",
         "predict",
     }
-    assert trainer_seam.TRAIN == stages.TRAINING.value
-    assert trainer_seam.PREDICT == stages.PREDICTING.value
+    assert stages.TRAINING.value == trainer_seam.TRAIN
+    assert stages.PREDICTING.value == trainer_seam.PREDICT
 
 
 def test_the_position_is_that_of_finished_steps(package: Any) -> None:

@@ -1,0 +1,164 @@
+"""The warm-up in real processes finds the plan; time is virtual, so nothing depends on the machine's speed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+
+from lightning_boa import BoaStrategy, EmulatedCluster
+from lightning_boa.planning import LinearTime, Orchestration, plan_batches
+from lightning_boa.profiling import HostTimeline, MemoryProfile, StepClock
+from tests.processes.ranks import run_ranks
+from tests.processes.training import (
+    Outcome,
+    Regression,
+    Training,
+    loaders,
+    outcome,
+    quiet,
+    relative_error,
+    rows_of_steps,
+    train_alone,
+    trainer_options,
+)
+
+RANKS = 3
+ROWS = 60
+TRAINING = Training(rows=ROWS * 40 + 7, global_batch_size=ROWS, epochs=1)
+CLUSTERS = {
+    "three kinds": [LinearTime(0.0, 1.0), LinearTime(0.0, 2.04), LinearTime(0.0, 4.9)],
+    "fixed costs": [LinearTime(4.0, 1.0), LinearTime(20.0, 1.0), LinearTime(1.0, 2.0)],
+    "latency floor": [LinearTime(0.0, 1.0, 30.0), LinearTime(0.0, 2.0), LinearTime(0.0, 4.0)],
+    "equal": [LinearTime(1.0, 1.0)] * 3,
+    "little memory": [LinearTime(0.0, 1.0), LinearTime(0.0, 2.04), LinearTime(0.0, 4.9)],
+}
+AVAILABLE_BYTES = (400, 10_000, 10_000)
+ROWS_THAT_FIT = (26, ROWS, ROWS)
+WITH_WORKERS = "three kinds"
+
+
+class VirtualTime:
+    """A clock that only sleeping moves; each rank has its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class InVirtualTime(BoaStrategy):
+    """Measures by a clock that the test moves, and by a gauge for which a row takes 10 bytes of memory."""
+
+    time: VirtualTime
+    limited: bool
+
+    def new_clock(self) -> StepClock:
+        return StepClock(self.global_rank, HostTimeline(self.time), clock=self.time)
+
+    def new_memory_profile(self) -> MemoryProfile | None:
+        return MemoryProfile(self) if self.limited else None
+
+    def begin_step(self) -> int:
+        return 100
+
+    def peak(self) -> int:
+        assert self.share is not None
+        return 100 + 10 * self.share.rows
+
+    def available(self) -> int:
+        return AVAILABLE_BYTES[self.global_rank]
+
+
+def train(rank: int) -> dict[tuple[str, int], tuple[Outcome, Orchestration, tuple[str, ...]]]:
+    found = {}
+    for name, workers in [*((name, 0) for name in CLUSTERS), (WITH_WORKERS, 1)]:
+        models = CLUSTERS[name]
+        virtual = VirtualTime()
+        quiet()
+        pl.seed_everything(TRAINING.seed)
+        strategy = InVirtualTime(global_batch_size=ROWS)
+        strategy.time = virtual
+        strategy.limited = name == "little memory"
+        cluster = EmulatedCluster(
+            [model.seconds_per_sample for model in models],
+            [model.overhead for model in models],
+            [model.floor for model in models],
+            names=["one", "two", "three"],
+            clock=virtual,
+            sleep=virtual.sleep,
+            work_clock=lambda: 0.0,
+        )
+        options = {**trainer_options(TRAINING), "callbacks": [cluster]}
+        trainer = pl.Trainer(strategy=strategy, devices=RANKS, **options)
+        module = Regression()
+        training = Training(**{**vars(TRAINING), "workers": workers})
+        trainer.fit(module, loaders(training, 1)[0])
+        assert strategy.orchestration is not None
+        found[name, workers] = (
+            outcome(trainer, module),
+            strategy.orchestration,
+            strategy.device_names,
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[Any, Any]]:
+    return run_ranks(train, RANKS)
+
+
+CASES = [*((name, 0) for name in CLUSTERS), (WITH_WORKERS, 1)]
+
+
+@pytest.mark.parametrize(("name", "workers"), CASES)
+def test_finds_the_fastest_plan(found: Any, name: str, workers: int) -> None:
+    models = CLUSTERS[name]
+    fits = ROWS_THAT_FIT if name == "little memory" else (ROWS,) * RANKS
+    optimum = plan_batches(models, ROWS, max_batch_size=fits).step_seconds
+    assert optimum is not None
+    for by_rank in found:
+        outcome, orchestration, names = by_rank[name, workers]
+        seconds = [float(m.seconds(b)) for m, b in zip(models, outcome.plan, strict=True)]
+        assert max(seconds) <= 1.03 * optimum
+        assert outcome.plan == found[0][name, workers][0].plan
+        assert orchestration.phase == "planned"
+        assert orchestration.exchange_after is None
+        assert names == ("one", "two", "three")
+
+
+@pytest.mark.parametrize(("name", "workers"), CASES)
+def test_learns_what_one_device_learns(found: Any, name: str, workers: int) -> None:
+    alone = train_alone(TRAINING)
+    together = [by_rank[name, workers][0] for by_rank in found]
+    for each in together:
+        assert relative_error(each.weights, alone.weights) < 1e-10
+    assert rows_of_steps(together) == alone.seen
+
+
+def test_measures_what_the_devices_take(found: Any) -> None:
+    _, orchestration, _ = found[0]["fixed costs", 0]
+    measured = orchestration.equal_measurement
+    assert measured is not None
+    assert measured.rank_compute == pytest.approx((24.0, 40.0, 41.0), rel=1e-9)
+    for fit, model in zip(orchestration.fits, CLUSTERS["fixed costs"], strict=True):
+        assert fit.model.overhead == pytest.approx(model.overhead, abs=1e-6)
+        assert fit.model.seconds_per_sample == pytest.approx(model.seconds_per_sample, rel=1e-6)
+
+
+def test_no_split_is_predicted_to_need_more_than_90_percent_of_memory(found: Any) -> None:
+    outcome, orchestration, _ = found[0]["little memory", 0]
+    assert outcome.plan[0] == ROWS_THAT_FIT[0]
+    for _, plan in orchestration.schedule.entries:
+        assert 100 + 10 * plan.batch_sizes[0] <= 0.9 * AVAILABLE_BYTES[0]
+
+
+def test_equal_devices_keep_the_equal_split(found: Any) -> None:
+    outcome, orchestration, _ = found[0]["equal", 0]
+    assert outcome.plan == (20, 20, 20)
+    assert len(orchestration.schedule.entries) <= 2

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lightning_boa import BoaStrategy
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+
+
+@pytest.mark.parametrize(
+    "code", [code for code in blocks("python") if "plan_batches" in code], ids=["plan_batches"]
+)
+def test_the_plan_without_training(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("(96, 32) 0.116")
+
+
+def test_every_option_is_one_of_the_strategy() -> None:
+    (code,) = [code for code in blocks("python") if "strategy=BoaStrategy(" in code]
+    options = dict(re.findall(r"^        (\w+)=(.+?),\s*(?:#.*)?$", code, re.M))
+    assert set(options) == set(BoaStrategy().options.__dataclass_fields__)
+    BoaStrategy(**{name: eval(value) for name, value in options.items()})
+
+
+def test_every_file_and_command_exists() -> None:
+    for script in re.findall(r"python (benchmarks/\w+\.py)", README):
+        assert (ROOT / script).is_file(), script
+    for target in re.findall(r"\]\(((?!http)[^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def overrides() -> list[list[str]]:
+    lines = [line.split("#")[0] for block in blocks("bash") for line in block.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("boa-train")]
+
+
+@pytest.mark.parametrize("given", overrides(), ids=" ".join)
+def test_every_override_composes(given: list[str]) -> None:
+    from hydra import compose, initialize_config_module
+
+    with initialize_config_module("lightning_boa.conf", version_base="1.3"):
+        assert compose("train", given)["strategy"]
