@@ -269,13 +269,18 @@ def test_nothing_is_left_on_the_module(
     assert machine.now == before
 
 
-def test_a_second_training_does_not_wait_twice(machine: Machine) -> None:
-    run = Run(machine, Chain(), seconds_per_sample=[1.0])
+def test_a_second_training_is_spread_as_the_first(machine: Machine) -> None:
+    module = Chain(factors=4)
+    run = Run(machine, module, seconds_per_sample=[1.0])
     run.step(12)
-    run.cluster.on_train_start(run.trainer, run.module)
+    run.cluster.on_train_start(run.trainer, module)
+    moments: list[float] = []
+    for factor in module.factors:
+        factor.register_post_accumulate_grad_hook(lambda _: moments.append(machine.now))
+    began = machine.now
 
     assert run.step(12) == last_digits(12.0)
-    assert len(machine.sleeps) == 2 * 5
+    assert [moment - began for moment in moments] == last_digits([6.0, 8.0, 10.0, 12.0])
 
 
 def test_the_module_can_be_copied_while_it_trains(machine: Machine) -> None:

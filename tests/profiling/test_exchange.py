@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_boa.errors import AgreementError, MeasurementError
+from lightning_boa.errors import AgreementError, BoaError, MeasurementError
 from lightning_boa.planning import StepRecord
 from lightning_boa.profiling import (
     Exchange,
@@ -106,6 +106,18 @@ def test_every_rank_raises_what_rank_0_raised(three: ThreadedRanks) -> None:
 
     assert [type(outcome) for outcome in outcomes] == [MeasurementError] * 3
     assert [str(outcome) for outcome in outcomes] == ["too few sizes"] * 3
+
+
+def test_an_error_that_cannot_travel_is_told_in_words(three: ThreadedRanks) -> None:
+    """Rank 0 alone would fail to send it, and the others would wait for ever."""
+
+    def fail() -> None:
+        raise ValueError("no room", lambda: None)
+
+    outcomes = three.run(lambda rank: decide_once(fail, CPU))
+
+    assert [type(outcome) for outcome in outcomes] == [BoaError] * 3
+    assert all("rank 0 failed" in str(each) and "no room" in str(each) for each in outcomes)
 
 
 def test_equal_digests_pass_and_the_last_bit_counts(three: ThreadedRanks) -> None:

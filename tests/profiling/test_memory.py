@@ -131,6 +131,14 @@ def test_optimizer_states_that_come_later_do_not_hide_the_slope() -> None:
     assert 150 + 10 * cap <= 900
 
 
+@pytest.mark.xfail(strict=True, reason="a line through both sides of a bend is too flat")
+def test_a_floor_under_the_peaks_does_not_flatten_the_line() -> None:
+    """The optimizer's step takes 200 bytes whatever the rows, a row 10 bytes: 18 rows below, 22 above the bend."""
+    cap = most_rows([18, 22], [0, 0], [200, 220], available=1000)
+
+    assert max(200, 10 * cap) <= 900
+
+
 def test_a_profile_knows_nothing_before_the_first_step() -> None:
     assert MemoryProfile(Gauge(0, 0, 1, 100)).row_cap() is None
 

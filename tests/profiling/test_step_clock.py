@@ -230,19 +230,6 @@ def test_time_while_disabled_belongs_to_no_period(clock: StepClock, ticker: Any)
     assert [record.period for record in clock.records()] == [1.0, 1.0]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="records() raises MeasurementError for a step without compute"
-)
-def test_a_step_whose_module_never_ran_is_left_out(clock: StepClock, ticker: Any) -> None:
-    """A module's optimizer_step may leave its closure out."""
-    run_step(clock, ticker, step=0)
-    clock.begin(1, rows=3, step_rows=8, loader_wait=0.0)
-    ticker.passes(1.0)
-    clock.end()
-
-    assert [record.step for record in clock.records()] == [0]
-
-
 def test_the_device_is_waited_for_once_when_records_are_read(
     device_clock: StepClock, ticker: Any, stream: Any
 ) -> None:
