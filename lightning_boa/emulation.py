@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,16 +15,19 @@ FORWARD_SHARE = 1 / 3
 
 
 def rows_of_batch(batch: Any) -> int:
-    """Leading size of the first tensor found in a batch, 1 where there is none."""
+    """Leading size of the first tensor with dimensions that is found in a batch, 1 where there is none."""
+    return next(_leading_sizes(batch), 1)
+
+
+def _leading_sizes(batch: Any) -> Iterator[int]:
     if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
+        if batch.ndim:
+            yield len(batch)
+    elif isinstance(batch, Mapping):
+        yield from _leading_sizes(list(batch.values()))
+    elif isinstance(batch, (list, tuple)):
         for part in batch:
-            if isinstance(part, (Tensor, Mapping, list, tuple)):
-                return rows_of_batch(part)
-    return 1
+            yield from _leading_sizes(part)
 
 
 class Stopwatch:
@@ -55,8 +58,9 @@ class EmulatedClusterBehaviour:
     """Rank i's training step of b rows lasts max(floor_i, overhead_i + b * seconds_per_sample_i).
 
     A third of it passes as the step begins, the rest inside backward, spread over the parameters, so that gradients
-    become ready one after the other and communication overlaps as on a device. The real computation happens as well and
-    counts towards that time (choose durations above it); time blocked in collectives comes on top, as on a device.
+    become ready one after the other and communication overlaps as on a device. The real computation happens as well
+    and counts towards that time (choose durations above it); time blocked in collectives before backward comes on top,
+    as on a device. Where a step has several backwards (manual optimisation) they share the rest equally.
 
     Args:
         seconds_per_sample: seconds for each row, one value per rank.
@@ -90,10 +94,11 @@ class EmulatedClusterBehaviour:
         _check_times("overhead", self.overhead)
         _check_times("floor", self.floor)
         self.names = tuple(names) if names is not None else None
-        if ranks == 0 or (self.names is not None and len(self.names) != ranks):
+        if ranks == 0:
+            raise OptionError("seconds_per_sample: expected one value per rank, got none.")
+        if self.names is not None and len(self.names) != ranks:
             raise OptionError(
-                f"names: expected one name for each of the {ranks} values of seconds_per_sample (at least one),"
-                f" got {names!r}."
+                f"names: expected one name for each of the {ranks} values of seconds_per_sample, got {names!r}."
             )
         self._stopwatch = Stopwatch(clock, sleep)
         self._work_clock = work_clock
@@ -105,6 +110,8 @@ class EmulatedClusterBehaviour:
         self._work_before = 0.0
         self._gradients_seen = 0
         self._gradients_expected = 1
+        self._backwards_seen = 0
+        self._backwards_expected = 1
 
     def step_seconds(self, rank: int, rows: int) -> float:
         """Seconds that `rank`'s training step of `rows` rows lasts."""
@@ -130,18 +137,23 @@ class EmulatedClusterBehaviour:
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         self._waits_for_entry = True
+        self._backwards_expected = max(1, self._backwards_seen)
+        self._backwards_seen = 0
         self._duration = self.step_seconds(self._rank, rows_of_batch(batch))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         self._enter()
         worked = self._work_clock() - self._work_before
         self._gradients_seen = 0
-        self._backward_lasts = (1 - FORWARD_SHARE) * self._duration - worked
+        self._backwards_seen += 1
+        lasts = (1 - FORWARD_SHARE) * self._duration / self._backwards_expected
+        self._backward_lasts = lasts - worked
         self._stopwatch.begin()
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         self._stopwatch.wait_for(self._backward_lasts)
         self._gradients_expected = max(1, self._gradients_seen)
+        self._work_before = self._work_clock()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._release()

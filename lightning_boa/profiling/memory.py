@@ -1,14 +1,15 @@
-"""How many rows a rank's memory is predicted to hold: peak bytes are linear in the rows of a step."""
+"""How many rows a rank's memory is predicted to hold, from the peaks of the steps that have run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
 import torch
 
 MEMORY_SHARE = 0.9
+MOST_ROWS = 2**31 - 1
 
 
 class MemoryGauge(Protocol):
@@ -46,42 +47,35 @@ class CudaMemoryGauge:
 
 
 def most_rows(
-    rows: list[int],
-    resident: list[int],
-    peak: list[int],
+    rows: Sequence[int],
+    resident: Sequence[int],
+    peak: Sequence[int],
     available: int,
     share: float = MEMORY_SHARE,
 ) -> int:
     """The most rows whose predicted peak stays within `share` of the available bytes.
 
-    One size: bytes per row = (peak - resident) / rows, which counts a fixed workspace as if it grew with the rows and
-    so errs on the safe side. Several sizes: a least-squares line through the largest peak of each, raised until it
-    lies above all of them. Never less than the largest size that has already run.
+    What a step adds to the resident bytes is a fixed part (workspaces, the optimizer's own peak) and a part that grows
+    with the rows. Split by a fitted line, noise and bends can make rows look free; so all of it counts as growing, as
+    it was at the largest size that has run: (peak - resident) / rows bytes a row. That never predicts too little, and
+    becomes exact as the sizes grow. Never less than the largest size that has already run.
 
     Args:
-        rows: rows of each measured step, at least one step.
+        rows: rows of each measured step, at least one step, each at least one row.
         resident: bytes allocated as that step began.
         peak: most bytes allocated during that step.
         available: bytes the process could have on the device.
         share: part of `available` that may be used.
     """
-    highest: dict[int, int] = {}
-    lowest_resident: dict[int, int] = {}
-    for size, before, most in zip(rows, resident, peak, strict=True):
-        highest[size] = max(most, highest.get(size, 0))
-        lowest_resident[size] = min(before, lowest_resident.get(size, before))
-    sizes = np.array(sorted(size for size in highest if size > 0), dtype=np.float64)
-    peaks = np.array([highest[int(size)] for size in sizes], dtype=np.float64)
-    if len(sizes) == 1:
-        base = float(lowest_resident[int(sizes[0])])
-        per_row = (peaks[0] - base) / sizes[0]
-    else:
-        per_row, base = np.polyfit(sizes, peaks, 1)
-        base += float(np.max(peaks - (base + per_row * sizes)))
-    largest = int(sizes[-1])
-    if per_row <= 0:
-        return largest
-    return max(largest, int((share * available - base) // per_row))
+    largest = max(rows)
+    added = max(
+        most - before
+        for size, before, most in zip(rows, resident, peak, strict=True)
+        if size == largest
+    )
+    per_row = max(added, 1) / largest
+    room = share * available - max(resident)
+    return max(largest, min(int(room / per_row), MOST_ROWS))
 
 
 @dataclass

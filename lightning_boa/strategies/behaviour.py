@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -36,7 +37,7 @@ from lightning_boa.planning import (
 from lightning_boa.profiling import MemoryProfile, StepClock, memory_profile_of, timeline_of
 from lightning_boa.strategies import ghost, reduction, trainer_seam
 from lightning_boa.strategies.batch_rows import leading_sizes
-from lightning_boa.strategies.options import BatchWeight, BoaOptions, whole_numbers
+from lightning_boa.strategies.options import BatchWeight, BoaOptions, check_known, whole_numbers
 
 if TYPE_CHECKING:
     from pytorch_lightning.strategies import DDPStrategy as _Base
@@ -85,13 +86,14 @@ class BoaBehaviour(_Base):
     ) -> None:
         self.options = BoaOptions(
             global_batch_size=global_batch_size,
-            batch_sizes=None if batch_sizes is None else tuple(batch_sizes),
+            batch_sizes=whole_numbers(batch_sizes),
             warmup=warmup,
             batch_weight=batch_weight,
             granularity=granularity,
-            min_batch_size=whole_numbers(min_batch_size) or 0,
+            min_batch_size=whole_numbers(min_batch_size),
             max_batch_size=whole_numbers(max_batch_size),
         )
+        check_known(ddp_kwargs, super().__init__)
         super().__init__(**ddp_kwargs)
         self.orchestration: Orchestration | None = None
         self.device_names: tuple[str, ...] = ()
@@ -311,7 +313,8 @@ class BoaBehaviour(_Base):
             loss.register_hook(self._on_gradient_of_loss)  # type: ignore[no-untyped-call]
         self._weighted_backwards += 1
         try:
-            result = super().backward(loss, optimizer, *args, **kwargs)
+            with self._gradients_of_ghosts():
+                result = super().backward(loss, optimizer, *args, **kwargs)
         finally:
             self._weighted_backwards -= 1
         self.clock.switch("optimizer" if self._optimizes_itself else "compute")
@@ -372,6 +375,10 @@ class BoaBehaviour(_Base):
 
     def _note_order(self, digest: int) -> None:
         self._drawn_order = digest
+
+    def _gradients_of_ghosts(self) -> AbstractContextManager[None]:
+        assert self.lightning_module is not None
+        return ghost.without_gradients(self.lightning_module) if self._is_ghost else nullcontext()
 
     def _receive(self, share: Share) -> None:
         if self.share is not None:
@@ -482,10 +489,8 @@ class BoaBehaviour(_Base):
 
     def _weigh(self, loss: Tensor) -> Tensor:
         share = self.share
-        if share is None:
+        if share is None or share.rows == 0:
             return loss
-        if share.rows == 0:
-            return ghost.without_gradient(loss)
         weight = gradient_weight(
             share.rows, share.step_rows, self.world_size, self.options.batch_weight
         )

@@ -27,20 +27,37 @@ def untraced(module: nn.Module, device: torch.device) -> Iterator[None]:
 
 def remember_buffers(module: nn.Module) -> Callable[[], None]:
     """Copy the module's buffers; the returned function puts them back."""
-    saved = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    saved = [
+        (part, name, buffer, buffer.detach().clone())
+        for part in module.modules()
+        for name, buffer in part.named_buffers(recurse=False)
+    ]
 
     def restore() -> None:
         with torch.no_grad():
-            for buffer, before in saved:
+            for part, name, buffer, before in saved:
+                setattr(part, name, buffer)
                 buffer.copy_(before)
 
     return restore
 
 
-def without_gradient(loss: Tensor) -> Tensor:
-    """A loss whose gradient is zero, also where the loss itself is not a number."""
-    never = torch.zeros_like(loss, dtype=torch.bool)
-    return torch.where(never, loss, torch.zeros_like(loss))
+@contextmanager
+def without_gradients(module: nn.Module) -> Iterator[None]:
+    """In a backward inside the block every parameter's gradient is zero, also where the loss is not a number.
+
+    Cut off at the parameters and not at the loss: zero times infinity inside the chain is not a number.
+    """
+    handles = [
+        parameter.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _remember_random_states(device: torch.device) -> Callable[[], None]:
@@ -72,7 +89,7 @@ def _remember_metric(metric: Metric) -> Callable[[], None]:
             if isinstance(before, list) and not before and now:
                 before = [now[0][:0]] if isinstance(now[0], Tensor) and now[0].ndim else before
             setattr(metric, name, before)
-        metric._update_count = max(count, 1) if metric._update_count else count
+        metric._update_count = count
         metric._computed = computed
 
     return restore

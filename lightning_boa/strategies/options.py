@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from inspect import signature
+from numbers import Integral
+from typing import Any, Literal
+
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_boa.errors import OptionError
 from lightning_boa.planning import (
@@ -40,21 +44,35 @@ class BoaOptions:
         _check_whole("granularity", self.granularity, least=1)
         if self.warmup != "auto":
             _check_whole("warmup", self.warmup, least=0, otherwise='"auto" or ')
-        if self.warmup == 0 and self.batch_sizes is None:
-            raise OptionError(
-                "warmup: 0 leaves nothing to plan from. Give batch_sizes=[…], or a warm-up of some steps."
-            )
         if self.batch_weight not in BATCH_WEIGHTS:
             raise OptionError(
                 f"batch_weight: expected one of {', '.join(map(repr, BATCH_WEIGHTS))}, got"
                 f" {self.batch_weight!r}. Use 'samples' where the loss is a mean over rows, 'sum' where it is a sum."
             )
-        for name in ("batch_sizes", "min_batch_size", "max_batch_size"):
-            _check_rows(name, getattr(self, name))
-        if self.batch_sizes is not None and self.max_batch_size is not None:
+        _check_rows("min_batch_size", self.min_batch_size)
+        if self.max_batch_size is not None:
+            _check_rows("max_batch_size", self.max_batch_size)
+        if self.batch_sizes is None:
+            if self.warmup == 0:
+                raise OptionError(
+                    "warmup: 0 leaves nothing to plan from. Give batch_sizes=[…], or a warm-up of some steps."
+                )
+            return
+        if not isinstance(self.batch_sizes, tuple):
             raise OptionError(
-                "max_batch_size: has no meaning beside batch_sizes. Give one of the two."
+                f"batch_sizes: expected a list with one number per rank, got {self.batch_sizes!r}."
             )
+        _check_rows("batch_sizes", self.batch_sizes)
+        for name, without_effect in {
+            "warmup": ("auto", 0),
+            "granularity": (1,),
+            "min_batch_size": (1,),
+            "max_batch_size": (None,),
+        }.items():
+            if getattr(self, name) not in without_effect:
+                raise OptionError(
+                    f"{name}: has no meaning beside batch_sizes, a fixed plan. Give one of the two."
+                )
 
     def plan(self, world_size: int, global_batch_size: int) -> BatchPlan | None:
         """The fixed plan, None where the devices are to be measured.
@@ -91,11 +109,36 @@ class BoaOptions:
         )
 
 
-def whole_numbers(value: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
-    """A number as it is, a list of numbers (also omegaconf's) as a tuple."""
-    if value is None or isinstance(value, int):
-        return value
-    return tuple(value)
+def whole_numbers(value: Any) -> Any:
+    """A whole number of any kind as an int, a list of any kind (numpy's, omegaconf's) as a tuple of them.
+
+    Anything else comes back as it is, for the option's own check to refuse.
+    """
+    if not isinstance(value, bool) and isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
+        return tuple(whole_numbers(each) for each in value)
+    return value
+
+
+def check_known(options: Mapping[str, Any], strategy: Callable[..., Any]) -> None:
+    """Refuse an option that neither `strategy` nor DistributedDataParallel takes.
+
+    Raises:
+        OptionError: its name, and the names that are known.
+    """
+    known = {*_parameters(strategy), *_parameters(DistributedDataParallel.__init__)}
+    known |= {field.name for field in fields(BoaOptions)}
+    known -= {"self", "module", "kwargs"}
+    for name in options:
+        if name not in known:
+            raise OptionError(
+                f"{name}: is no option of BoaStrategy. Known are {', '.join(sorted(known))}."
+            )
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    return list(signature(function).parameters)
 
 
 def _check_whole(name: str, value: object, *, least: int, otherwise: str = "") -> None:
@@ -106,7 +149,7 @@ def _check_whole(name: str, value: object, *, least: int, otherwise: str = "") -
 
 
 def _check_rows(name: str, value: object) -> None:
-    if value is None:
-        return
+    if value == ():
+        raise OptionError(f"{name}: expected one number per rank, got an empty list.")
     for rows in value if isinstance(value, tuple) else (value,):
         _check_whole(name, rows, least=0)

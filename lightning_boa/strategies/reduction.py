@@ -41,6 +41,8 @@ def neutral(value: Tensor, operation: str) -> Tensor:
         return torch.ones_like(value)
     if operation not in ("min", "max"):
         return value
+    if value.dtype == torch.bool:
+        return torch.full_like(value, operation == "min")
     if value.is_floating_point():
         extreme = float("inf")
         return torch.full_like(value, extreme if operation == "min" else -extreme)

@@ -68,7 +68,11 @@ def present_step(trainer: Any) -> int:
 
 def index_recorder(trainer: Any, batch_sampler: ShareBatchSampler) -> Any:
     """The batch sampler, wrapped so that prediction writers see its indices."""
-    package = type(trainer).__module__.rsplit(".trainer.", 1)[0]
+    package = next(
+        base.__module__.removesuffix(".trainer.trainer")
+        for base in type(trainer).__mro__
+        if base.__module__.endswith(".trainer.trainer")
+    )
     wrapper: Any = import_module(f"{package}.overrides.distributed")._IndexBatchSamplerWrapper
     present = property(lambda recorder: recorder._batch_sampler.iteration)
     return type(wrapper.__name__, (wrapper,), {"iteration": present})(batch_sampler)

@@ -217,9 +217,6 @@ def test_a_disabled_clock_marks_nothing(device_clock: StepClock, ticker: Any, st
     assert stream.synchronizations == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="begin() of a disabled clock leaves the period of the last enabled step"
-)
 def test_time_while_disabled_belongs_to_no_period(clock: StepClock, ticker: Any) -> None:
     run_step(clock, ticker, step=0)
     clock.enabled = False

@@ -109,7 +109,6 @@ class MeanOfUpdates(Metric):
         return self.value
 
 
-@pytest.mark.xfail(strict=True, reason="a ghost before the first update counts as one: 4 / 2")
 def test_a_ghost_that_came_first_has_no_weight() -> None:
     metric = MeanOfUpdates()
     with ghost.untraced(Holder(metric), CPU):
@@ -142,17 +141,6 @@ def test_a_list_that_was_empty_keeps_a_tensor_of_no_rows() -> None:
     assert kept.dtype == torch.float32
     metric.update(torch.tensor([3.0, 4.0]))
     assert metric.compute().tolist() == [3.0, 4.0]
-
-
-def test_a_metric_that_only_saw_ghosts_counts_as_updated() -> None:
-    """compute() is called on every rank; a warning (an error here) would name a mistake nobody made."""
-    metric = SumMetric()
-    with ghost.untraced(Holder(metric), CPU):
-        metric.update(7.0)
-        metric.update(8.0)
-
-    assert metric.update_count == 1
-    assert metric.compute() == 0.0
 
 
 def test_a_metric_that_the_step_leaves_alone_stays_as_it_was() -> None:
@@ -230,7 +218,6 @@ class Average(nn.Module):
         self.average = 0.5 * self.average + 0.5 * rows.mean(0)
 
 
-@pytest.mark.xfail(strict=True, reason="the old tensor is restored, the module holds a new one")
 def test_buffers_that_were_assigned_anew_are_put_back() -> None:
     module = Average()
     restore = ghost.remember_buffers(module)
@@ -241,27 +228,31 @@ def test_buffers_that_were_assigned_anew_are_put_back() -> None:
 
 
 def gradients_of(loss_of: Callable[[Tensor], Tensor]) -> list[float]:
-    parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
-    loss = ghost.without_gradient(loss_of(parameter))
-    loss.backward()
-    assert parameter.grad is not None
-    return parameter.grad.tolist()
+    module = nn.Module()
+    module.parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
+    module.frozen = nn.Parameter(torch.tensor([1.0]), requires_grad=False)
+    loss = loss_of(module.parameter)
+    with ghost.without_gradients(module):
+        loss.backward()
+    assert module.parameter.grad is not None
+    return module.parameter.grad.tolist()
 
 
 def test_a_finite_loss_loses_its_gradient() -> None:
     assert gradients_of(lambda p: p.square().sum()) == [0.0, 0.0]
 
 
-def test_the_loss_of_a_ghost_is_zero() -> None:
-    for value in (3.0, float("nan"), float("inf")):
-        loss = torch.tensor(value, dtype=torch.float64, requires_grad=True)
-        without = ghost.without_gradient(loss)
-        assert (without.item(), without.dtype) == (0.0, torch.float64)
-        without.backward()
-        assert loss.grad == 0.0
+def test_gradients_gathered_before_stay_and_later_ones_come_through() -> None:
+    module = nn.Linear(2, 1, bias=False)
+    rows = torch.tensor([[3.0, 4.0]])
+    module(rows).sum().backward()
+    with ghost.without_gradients(module):
+        module(100 * rows).sum().backward()
+    assert module.weight.grad.tolist() == [[3.0, 4.0]]
+    module(rows).sum().backward()
+    assert module.weight.grad.tolist() == [[6.0, 8.0]]
 
 
-@pytest.mark.xfail(strict=True, reason="inside the chain, zero times inf is not a number")
 @pytest.mark.parametrize(
     "loss_of",
     [

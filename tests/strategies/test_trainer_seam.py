@@ -137,9 +137,6 @@ def test_prediction_writers_see_indices(package: Any) -> None:
     assert seen_by_a_prediction_writer(package, trainer) == [[0, 1, 2, 3], [4, 5, 6]]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ModuleNotFoundError, reason="the package is read off type(trainer)"
-)
 def test_prediction_writers_see_indices_under_a_users_trainer(package: Any) -> None:
     class OwnTrainer(package.Trainer):  # type: ignore[misc]
         pass
