@@ -131,7 +131,7 @@ class EmulatedClusterBehaviour:
         trainable = [parameter for parameter in pl_module.parameters() if parameter.requires_grad]
         self._gradients_expected = max(1, len(trainable))
         self._handles = [parameter.register_hook(self._on_gradient) for parameter in trainable]
-        self._handles.append(pl_module.register_forward_pre_hook(lambda *_: self._enter()))
+        self._handles.append(pl_module.register_forward_pre_hook(StepEntry(self._enter)))
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -177,6 +177,20 @@ class EmulatedClusterBehaviour:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+
+class StepEntry:
+    """A forward pre-hook that calls a function; copies of the module lose it."""
+
+    def __init__(self, enter: Callable[[], None] | None = None) -> None:
+        self._enter = enter
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._enter is not None:
+            self._enter()
+
+    def __reduce__(self) -> tuple[type[StepEntry], tuple[()]]:
+        return StepEntry, ()
 
 
 def _per_rank(name: str, value: float | Sequence[float], ranks: int) -> tuple[float, ...]:

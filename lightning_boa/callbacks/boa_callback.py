@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,7 @@ from lightning_boa.profiling import (
 )
 
 STATE_KEY = "lightning_boa"
+WINDOW_KEY = "accumulate_grad_batches"
 
 
 class PlansBatches(Protocol):
@@ -39,12 +41,18 @@ class PlansBatches(Protocol):
     def plan(self) -> BatchPlan | None: ...
 
     @property
-    def facts(self) -> Mapping[str, Any]: ...
-
-    @property
     def first_free_step(self) -> int: ...
 
+    @property
+    def has_ranks_without_rows(self) -> bool: ...
+
+    def standing_still(self) -> AbstractContextManager[Any]: ...
+
+    def take_new_facts(self) -> Mapping[str, Any]: ...
+
     def take_drawn_order(self) -> int | None: ...
+
+    def log_rows(self) -> None: ...
 
     def begin_planning(self) -> None: ...
 
@@ -52,7 +60,7 @@ class PlansBatches(Protocol):
 
     def finish_step(self) -> None: ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any] | None: ...
 
     def restore(self, state: Mapping[str, Any], inside_epoch: bool) -> None: ...
 
@@ -66,7 +74,7 @@ class BoaCallbackBehaviour:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         strategy = _strategy_of(trainer)
         _refuse_several_loaders(trainer.train_dataloader)
-        check_same(strategy.facts)
+        check_same(strategy.take_new_facts())
         strategy.device_names = _gather_device_names(trainer)
         strategy.begin_planning()
         plan, orchestration = strategy.plan, strategy.orchestration
@@ -76,28 +84,36 @@ class BoaCallbackBehaviour:
             rank_zero_info("boa: one device, so there is nothing to balance.")
         elif orchestration is None:
             rank_zero_info(f"boa: fixed plan, {_rows(plan)} rows per rank.")
-        elif orchestration.phase == "warmup" and (blind := _hides_compute(pl_module)):
-            strategy.orchestration = orchestration.keep_split(blind)
-            rank_zero_warn(f"boa: {blind}")
+        if _synchronizes_batch_norm(pl_module):
+            self._do_without_measurements(strategy)
         self._measure_while_needed(strategy)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        _strategy_of(trainer).begin_epoch()
-
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
         strategy = _strategy_of(trainer)
-        drawn = strategy.take_drawn_order()
-        if drawn is not None:
-            check_digest(drawn, "order of rows from the sampler", strategy.root_device)
+        strategy.begin_epoch()
+        _compare_new_loaders(strategy)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        strategy = _strategy_of(trainer)
+        strategy.clock.interrupt()
+        _compare_new_loaders(strategy)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         _strategy_of(trainer).clock.interrupt()
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        _compare_new_loaders(_strategy_of(trainer))
+
+    def on_train_batch_start(self, trainer: Any, *arguments: Any) -> None:
+        _on_batch_start(_strategy_of(trainer))
+
+    def on_validation_batch_start(self, trainer: Any, *arguments: Any) -> None:
+        _on_batch_start(_strategy_of(trainer))
+
+    def on_test_batch_start(self, trainer: Any, *arguments: Any) -> None:
+        _on_batch_start(_strategy_of(trainer))
+
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
         strategy = _strategy_of(trainer)
         strategy.finish_step()
         orchestration = strategy.orchestration
@@ -106,9 +122,6 @@ class BoaCallbackBehaviour:
         if trainer.fit_loop.total_batch_idx >= orchestration.exchange_after:
             self._exchange(strategy, closing=False)
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        _strategy_of(trainer).clock.interrupt()
-
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         strategy = _strategy_of(trainer)
         orchestration = strategy.orchestration
@@ -116,39 +129,54 @@ class BoaCallbackBehaviour:
             self._exchange(strategy, closing=True)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint[STATE_KEY] = _strategy_of(trainer).state()
+        state = _strategy_of(trainer).state()
+        if state is not None:
+            checkpoint[STATE_KEY] = {**state, WINDOW_KEY: trainer.accumulate_grad_batches}
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         state = checkpoint.get(STATE_KEY)
-        if state is not None and state["global_batch_size"] is not None:
+        if state is not None and trainer.state.fn.value == "fit":
             progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-            _rewind_to_optimizer_step(progress, trainer.accumulate_grad_batches)
+            _rewind_to_optimizer_step(progress, state[WINDOW_KEY])
             _strategy_of(trainer).restore(state, _stops_inside_epoch(progress))
 
     def _exchange(self, strategy: PlansBatches, *, closing: bool) -> None:
         before = strategy.orchestration
         assert before is not None
         device = strategy.root_device
-        exchanged = exchange_records(
-            strategy.clock.records(),
-            strategy.first_free_step,
-            None if strategy.memory is None else strategy.memory.row_cap(),
-            device,
-        )
-        after = decide_once(
-            lambda: before.observe(
-                exchanged.records,
-                first_free_step=exchanged.first_free_step,
-                row_caps=exchanged.row_caps,
-                closing=closing,
-            ),
-            device,
-        )
-        check_digest(after.schedule.digest, "schedule of plans", device)
-        strategy.orchestration = after
+        records = strategy.clock.records()
+        row_cap = None if strategy.memory is None else strategy.memory.row_cap()
+        with strategy.standing_still():
+            exchanged = exchange_records(records, strategy.first_free_step, row_cap, device)
+            after = decide_once(
+                lambda: before.observe(
+                    exchanged.records,
+                    first_free_step=exchanged.first_free_step,
+                    row_caps=exchanged.row_caps,
+                    closing=closing,
+                ),
+                device,
+            )
+            check_digest(after.schedule.digest, "schedule of plans", device)
+            strategy.orchestration = after
         self._measure_while_needed(strategy)
         if before.phase == "warmup" and after.phase == "planned":
             rank_zero_info(f"boa: {_rows(after.plan)} rows per rank; {after.reason}")
+
+    def _do_without_measurements(self, strategy: PlansBatches) -> None:
+        if strategy.has_ranks_without_rows:
+            raise UnsupportedError(
+                "Expected rows on every rank in every step, since SyncBatchNorm would count the rows of a rank that"
+                " only takes part. Leave the short last batch out (drop_last=True), or give every rank rows."
+            )
+        orchestration = strategy.orchestration
+        if orchestration is not None and orchestration.phase == "warmup":
+            reason = (
+                "SyncBatchNorm makes every rank look as slow as the slowest, so nothing can be planned from measured"
+                " steps and the equal split stays. Give batch_sizes=[…] to use other shares."
+            )
+            strategy.orchestration = orchestration.keep_split(reason)
+            rank_zero_warn(f"boa: {reason}")
 
     def _measure_while_needed(self, strategy: PlansBatches) -> None:
         orchestration = strategy.orchestration
@@ -191,13 +219,21 @@ def _device_name(device: torch.device) -> str:
     return f"{device.type} ({platform.machine()})"
 
 
-def _hides_compute(module: torch.nn.Module) -> str | None:
-    if any(isinstance(part, torch.nn.SyncBatchNorm) for part in module.modules()):
-        return (
-            "SyncBatchNorm makes every rank look as slow as the slowest, so nothing can be planned from measured steps"
-            " and the equal split stays. Give batch_sizes=[…] to use other shares."
-        )
-    return None
+def _compare_new_loaders(strategy: PlansBatches) -> None:
+    facts = strategy.take_new_facts()
+    if facts:
+        check_same(facts)
+
+
+def _on_batch_start(strategy: PlansBatches) -> None:
+    strategy.log_rows()
+    drawn = strategy.take_drawn_order()
+    if drawn is not None:
+        check_digest(drawn, "order of rows from the sampler", strategy.root_device)
+
+
+def _synchronizes_batch_norm(module: torch.nn.Module) -> bool:
+    return any(isinstance(part, torch.nn.SyncBatchNorm) for part in module.modules())
 
 
 def _stops_inside_epoch(progress: Mapping[str, Any]) -> bool:

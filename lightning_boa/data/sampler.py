@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from lightning_boa.data.order import GlobalOrder, Indices, as_list, digest
@@ -88,6 +89,8 @@ class ShareBatchSampler:
             workers are ahead of the training loop; this counts what they were given, and changes
             only inside `next()`.
         iteration: the iteration begun last.
+        lock: held while a step's split is read and `handed_out` moves on. Who holds it may change the splits of later
+            steps even if a loader reads ahead in a thread of its own.
         sampler: takes Lightning's `set_epoch`.
 
     Raises:
@@ -124,6 +127,7 @@ class ShareBatchSampler:
         self.sampler = EpochSetter(self)
         self.handed_out = -1
         self.iteration = Iteration(0)
+        self.lock = Lock()
         self._rows_of = rows_of
         self._first_step = first_step
         self._check_order = check_order
@@ -139,7 +143,14 @@ class ShareBatchSampler:
     @property
     def batch_size(self) -> int:
         """Rows of this rank in a full step, under the split of the step handed out last."""
-        return self._split(max(self.handed_out, 0), self.global_batch_size)[self.rank]
+        step = self.handed_out if self.handed_out >= 0 else self._first_step()[1]
+        return self._split(step, self.global_batch_size)[self.rank]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, lock=Lock())
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch whose order the next iteration draws."""
@@ -154,15 +165,21 @@ class ShareBatchSampler:
         assert 0 <= position <= self._steps, f"{position=} of {self._steps} steps"
         self.iteration = iteration = Iteration(self._lists_from(position))
         indices = self.order.draw(self.seed, self.epoch)
-        assert len(indices) == self._order_rows, f"{len(indices)} rows of {self._order_rows}"
+        if len(indices) != self._order_rows:
+            raise LoaderError(
+                f"expected {self._order_rows} rows in every epoch, as at the start of training, got {len(indices)} in"
+                f" epoch {self.epoch}. Let the sampler have the same length always, or set"
+                " Trainer(reload_dataloaders_every_n_epochs=1)."
+            )
         if self._check_order is not None:
             self._check_order(digest(indices))
         for ahead in range(self._steps - position):
             step = done + ahead
             start = (position + ahead) * self.global_batch_size
             step_rows = min(self.global_batch_size, self._order_rows - start)
-            split = self._split(step, step_rows)
-            self.handed_out = step
+            with self.lock:
+                split = self._split(step, step_rows)
+                self.handed_out = step
             rows = self._rows(indices, start, split, step_rows)
             if rows:
                 iteration.lists += 1

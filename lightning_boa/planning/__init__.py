@@ -7,6 +7,7 @@ from lightning_boa.planning.bounds import row_bounds
 from lightning_boa.planning.fitting import TimeFit, fit_time
 from lightning_boa.planning.orchestration import Orchestration, OrchestrationSettings
 from lightning_boa.planning.plan import (
+    LEAST_ROWS,
     BatchPlan,
     equal_split,
     fixed_plan,
@@ -25,6 +26,7 @@ from lightning_boa.planning.weights import BATCH_WEIGHTS, gradient_weight
 
 __all__ = [
     "BATCH_WEIGHTS",
+    "LEAST_ROWS",
     "BatchPlan",
     "LinearTime",
     "Orchestration",

@@ -15,6 +15,8 @@ from lightning_boa.planning.allocation import allocate, apportion
 from lightning_boa.planning.bounds import is_count, positive_integer, row_bounds
 from lightning_boa.planning.time_models import LinearTime, TimeModel
 
+LEAST_ROWS = 2
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -71,8 +73,11 @@ class BatchPlan:
         ]
         return sum(speeds) / len(speeds) / min(speeds)
 
-    def rows_of(self, step_rows: int) -> tuple[int, ...]:
+    def rows_of(self, step_rows: int, least: int = LEAST_ROWS) -> tuple[int, ...]:
         """Rows of each rank in a step of ``step_rows``, which may be a short last batch.
+
+        In a short one a rank has no rows or at least ``least`` (or its whole part, if that is less), as far as its rows
+        go round: BatchNorm refuses a single row. The first rank with rows in the plan always has some.
 
         Raises:
             PlanError: more rows than the global batch, or none.
@@ -82,7 +87,7 @@ class BatchPlan:
             return self.batch_sizes
         if not 0 < step_rows < whole:
             raise PlanError(f"a step has 1 to {whole} rows under this plan, got {step_rows}")
-        return apportion(self.batch_sizes, step_rows, upper=self.batch_sizes)
+        return _short_split(self.batch_sizes, step_rows, least)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""
@@ -103,6 +108,21 @@ class BatchPlan:
             rank_seconds=None if seconds is None else tuple(seconds),
             equal_step_seconds=values["equal_step_seconds"],
         )
+
+
+def _short_split(batch_sizes: tuple[int, ...], rows: int, least: int) -> tuple[int, ...]:
+    """A split in proportion to ``batch_sizes`` among as many ranks as can have ``least`` rows, the largest ones."""
+    first = next(rank for rank, size in enumerate(batch_sizes) if size)
+    by_size = sorted(range(len(batch_sizes)), key=lambda rank: (rank != first, -batch_sizes[rank]))
+    taking = min(max(1, rows // least), len(by_size))
+    while sum(batch_sizes[rank] for rank in by_size[:taking]) < rows:
+        taking += 1
+    kept = set(by_size[:taking])
+    upper = [size if rank in kept else 0 for rank, size in enumerate(batch_sizes)]
+    lower = [min(least, size) for size in upper]
+    if sum(lower) > rows:
+        lower = [int(rank == first) for rank in range(len(batch_sizes))]
+    return apportion(upper, rows, lower=lower, upper=upper)
 
 
 def equal_split(

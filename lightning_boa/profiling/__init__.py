@@ -10,11 +10,12 @@ from lightning_boa.profiling.exchange import (
     exchange_records,
 )
 from lightning_boa.profiling.memory import MemoryProfile, memory_profile_of, most_rows
-from lightning_boa.profiling.step_clock import StepClock
+from lightning_boa.profiling.step_clock import ClockEntry, StepClock
 from lightning_boa.profiling.timelines import AcceleratorTimeline, HostTimeline, timeline_of
 
 __all__ = [
     "AcceleratorTimeline",
+    "ClockEntry",
     "Exchange",
     "HostTimeline",
     "MemoryProfile",

@@ -118,12 +118,16 @@ class StepClock:
         finished, self._finished = list(self._finished), deque(maxlen=self._finished.maxlen)
         if finished and finished[-1].last_mark is not None:
             self._timeline.settle(finished[-1].last_mark)
-        return [self._record(step) for step in finished]
+        records = (self._record(step) for step in finished)
+        return [record for record in records if record is not None]
 
-    def _record(self, finished: _RunningStep) -> StepRecord:
+    def _record(self, finished: _RunningStep) -> StepRecord | None:
+        """None where the device's figures make no sense: other ranks wait, so this is no place to raise."""
         spent: dict[Activity, float] = {"compute": 0.0, "communication": 0.0, "optimizer": 0.0}
         for activity, begin, end in finished.spans:
             spent[activity] += self._timeline.seconds(begin, end)
+        if not (spent["compute"] > 0 and finished.period > 0):
+            return None
         return StepRecord(
             step=finished.step,
             rank=self._rank,
@@ -135,3 +139,17 @@ class StepClock:
             optimizer=spent["optimizer"],
             period=finished.period,
         )
+
+
+class ClockEntry:
+    """A forward pre-hook that tells a clock when the module's own step begins; copies of the module lose the clock."""
+
+    def __init__(self, clock: StepClock | None = None) -> None:
+        self._clock = clock
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._clock is not None:
+            self._clock.enter_compute()
+
+    def __reduce__(self) -> tuple[type[ClockEntry], tuple[()]]:
+        return ClockEntry, ()

@@ -14,17 +14,8 @@ from torch.autograd import Variable
 from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import override
 
-from lightning_boa.data import (
-    SampledOrder,
-    Share,
-    ShareBatchSampler,
-    batch_size_of,
-    boa_loader,
-    drop_last_of,
-    order_of,
-    original_loader,
-)
-from lightning_boa.errors import OptionError, UnsupportedError
+from lightning_boa.data import Share, ShareBatchSampler
+from lightning_boa.errors import UnsupportedError
 from lightning_boa.planning import (
     BatchPlan,
     Orchestration,
@@ -34,17 +25,24 @@ from lightning_boa.planning import (
     equal_split,
     gradient_weight,
 )
-from lightning_boa.profiling import MemoryProfile, StepClock, memory_profile_of, timeline_of
+from lightning_boa.profiling import (
+    ClockEntry,
+    MemoryProfile,
+    StepClock,
+    memory_profile_of,
+    timeline_of,
+)
 from lightning_boa.strategies import ghost, reduction, trainer_seam
-from lightning_boa.strategies.batch_rows import leading_sizes
+from lightning_boa.strategies.batch_rows import RowCheck
+from lightning_boa.strategies.deliveries import Deliveries
+from lightning_boa.strategies.loaders import LoaderSource, Sharing
 from lightning_boa.strategies.options import BatchWeight, BoaOptions, check_known, whole_numbers
+from lightning_boa.strategies.restart import Restart
 
 if TYPE_CHECKING:
     from pytorch_lightning.strategies import DDPStrategy as _Base
 else:
     _Base = object
-
-STATE_VERSION = 1
 
 
 class BoaBehaviour(_Base):
@@ -99,21 +97,26 @@ class BoaBehaviour(_Base):
         self.device_names: tuple[str, ...] = ()
         self.clock = StepClock(rank=0)
         self.memory: MemoryProfile | None = None
-        self.seed = 0
+        self._seed: int | None = None
+        self._restart: Restart | None = None
+        self._planned_for: Mapping[str, Any] = {}
         self._fixed_schedule: Schedule | None = None
         self._global_batch_size: int | None = None
-        self._restored: Mapping[str, Any] | None = None
-        self._restored_inside_epoch = False
-        self._train_sampler: ShareBatchSampler | None = None
-        self._train_rows = 0
+        self._source: LoaderSource | None = None
+        self._sampler: ShareBatchSampler | None = None
+        self._new_facts: dict[str, Any] = {}
         self._drawn_order: int | None = None
-        self.share: Share | None = None
-        """This rank's part of the step that runs; its rows are 0 where the rank only takes part."""
+        self._deliveries = Deliveries()
+        self._row_check = RowCheck()
         self._rows_in_step: int | None = None
         self._weighted_backwards = 0
-        self._checked_sizes: set[int] = set()
         self._after_step: list[Callable[[], None]] = []
         self._handles: list[Any] = []
+
+    @property
+    def share(self) -> Share | None:
+        """This rank's part of the step that runs; its rows are 0 where the rank only takes part."""
+        return self._deliveries.present
 
     @property
     def schedule(self) -> Schedule | None:
@@ -129,60 +132,63 @@ class BoaBehaviour(_Base):
         return None if schedule is None else schedule.latest
 
     @property
-    def settings(self) -> OrchestrationSettings:
-        """What the planning loop has to know about this training."""
-        assert self._global_batch_size is not None
-        return self.options.settings(self.world_size, self._global_batch_size)
-
-    @property
     def first_free_step(self) -> int:
         """The first training step whose rows this rank's sampler has not handed out."""
-        assert self._train_sampler is not None
-        running = trainer_seam.present_step(self._trainer)
-        return max(self._train_sampler.handed_out, running) + 1
+        assert self._sampler is not None
+        return max(self._sampler.handed_out, trainer_seam.present_step(self._trainer)) + 1
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What all ranks must have in common before the first step."""
-        return {
-            "options of BoaStrategy": repr(self.options),
-            "global batch size": self._global_batch_size,
-            "rows in the training data set": self._train_rows,
-            "seed": self.seed,
-            "world size": self.world_size,
-        }
+    def has_ranks_without_rows(self) -> bool:
+        """Whether some rank will have no rows in some step under the present plan."""
+        plan, source = self.plan, self._source
+        assert plan is not None
+        assert source is not None
+        short = source.last_rows(plan.global_batch_size)
+        return 0 in plan.batch_sizes or (short > 0 and 0 in self._split(plan, short))
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: plain values only."""
-        return {
-            "version": STATE_VERSION,
-            "global_batch_size": self._global_batch_size,
-            "seed": self.seed,
-            "orchestration": self.orchestration.to_dict() if self.orchestration else None,
-        }
+    def standing_still(self) -> AbstractContextManager[Any]:
+        """While this is held no further step is handed out, not even by a loader that reads ahead in a thread."""
+        assert self._sampler is not None
+        return self._sampler.lock
+
+    def take_new_facts(self) -> Mapping[str, Any]:
+        """What all ranks must have in common, where a loader has been set up since the last call."""
+        facts, self._new_facts = self._new_facts, {}
+        return facts
+
+    def take_drawn_order(self) -> int | None:
+        """Digest of the order that a custom sampler has just given, once for each draw; None otherwise."""
+        drawn, self._drawn_order = self._drawn_order, None
+        return drawn
+
+    def state(self) -> dict[str, Any] | None:
+        """What a checkpoint holds, plain values only; None before a training."""
+        if self._global_batch_size is None or self._seed is None:
+            return None
+        orchestration = self.orchestration
+        return Restart(
+            global_batch_size=self._global_batch_size,
+            seed=self._seed,
+            orchestration=None if orchestration is None else orchestration.to_dict(),
+            made_for=self._planned_for,
+        ).to_dict()
 
     def restore(self, state: Mapping[str, Any], inside_epoch: bool) -> None:
         """Go on where a checkpoint stopped: its global batch, seed and plan hold from here.
 
         Raises:
-            UnsupportedError: the state was written by a newer version.
+            UnsupportedError: the state was written by a newer version, or the training loader is set up already.
         """
-        if state["version"] > STATE_VERSION:
+        restart = Restart.of(state, inside_epoch)
+        if self._global_batch_size not in (None, restart.global_batch_size):
             raise UnsupportedError(
-                f"Expected a checkpoint whose boa state has version {STATE_VERSION} or older, got"
-                f" {state['version']}. Update lightning-boa."
+                f"Expected to read the checkpoint's global batch of {restart.global_batch_size} rows before the"
+                f" training loader is set up, which has {self._global_batch_size}. Ask for the loader or"
+                " trainer.estimated_stepping_batches in configure_optimizers, not in setup."
             )
-        restored = int(state["global_batch_size"])
-        if self._global_batch_size not in (None, restored):
-            raise UnsupportedError(
-                f"Expected to read the checkpoint's global batch of {restored} rows before the training loader is set"
-                f" up, which has {self._global_batch_size}. Ask for the loader or trainer.estimated_stepping_batches"
-                " in configure_optimizers, not in setup."
-            )
-        self._restored = state
-        self._restored_inside_epoch = inside_epoch
+        self._restart = restart
+        self._seed = restart.seed
         self.orchestration = None
-        self.seed = int(state["seed"])
 
     def new_clock(self) -> StepClock:
         """The clock that measures this rank's steps; a test may bring its own time."""
@@ -192,47 +198,53 @@ class BoaBehaviour(_Base):
         """What measures this rank's memory, None where the device's memory is not its own."""
         return memory_profile_of(self.root_device)
 
-    def take_drawn_order(self) -> int | None:
-        """Digest of the order that a custom sampler has just given, once for each draw; None otherwise."""
-        drawn, self._drawn_order = self._drawn_order, None
-        return drawn
-
     def begin_planning(self) -> None:
-        """Begin to measure and plan, or go on with the plan of a checkpoint or an earlier fit."""
+        """Measure and plan; go on with the plan of a checkpoint or an earlier fit if devices and model are the same."""
+        assert self.lightning_module is not None
+        parameters = sum(parameter.numel() for parameter in self.lightning_module.parameters())
+        made_for = {"devices": list(self.device_names), "parameters": parameters}
+        known: Mapping[str, Any] | None = None
+        known_for = self._planned_for
+        if self.orchestration is not None:
+            known = self.orchestration.to_dict()
+        elif self._restart is not None:
+            known, known_for = self._restart.orchestration, self._restart.made_for
+        self._planned_for = made_for
         if self._fixed_schedule is not None:
             return
-        trainer = self._trainer
-        _, first_step = trainer_seam.steps_done(trainer)
-        known = self.orchestration.to_dict() if self.orchestration is not None else None
-        if known is None and self._restored is not None:
-            known = self._restored["orchestration"]
-        if known is None:
-            self.orchestration = Orchestration.begin(self.settings, first_step)
+        _, first_step = trainer_seam.steps_done(self._trainer)
+        if known is None or known_for != made_for:
+            self.orchestration = Orchestration.begin(self._settings, first_step)
         else:
-            self.orchestration = Orchestration.resume(self.settings, known, first_step)
+            self.orchestration = Orchestration.resume(self._settings, known, first_step)
 
     def begin_epoch(self) -> None:
         """An epoch of training begins on this rank."""
         self.clock.interrupt()
-        self.share = None
+        self._deliveries.forget()
+
+    def log_rows(self) -> None:
+        """Let `self.log` weigh the batch that has arrived by its rows, not by the first tensor found in it."""
+        arrived = self._deliveries.arrived
+        if arrived is not None:
+            trainer_seam.log_rows(self._trainer, arrived.rows)
 
     def finish_step(self) -> None:
         """A training step is over on this rank."""
         self.clock.end()
         if self.memory is not None and self.share is not None and self.clock.enabled:
             self.memory.end_step(self.share.rows)
-        for put_back in self._after_step:
-            put_back()
-        self._after_step = []
-        self.share = None
+        self._put_back()
 
     @override
     def connect(self, model: Any) -> None:
         super().connect(model)
-        self.share = None
-        self._after_step = []
-        self._global_batch_size = None
         trainer = model.trainer
+        self._deliveries.forget()
+        self._after_step = []
+        if _is_fit(trainer):
+            self._restart = None
+            self._global_batch_size = None
         trainer_seam.divert_loaders(trainer, self._prepare_loader)
         if not any(isinstance(callback, self.callback_class) for callback in trainer.callbacks):
             trainer.callbacks.insert(0, self.callback_class())
@@ -245,20 +257,19 @@ class BoaBehaviour(_Base):
                 f"Expected a process group of {self.world_size} ranks, got one of {dist.get_world_size()} from an"
                 " earlier run in this process. Start a new process for each number of devices."
             )
-        if self._restored is None:
-            self.seed = self.broadcast(int(os.environ.get("PL_GLOBAL_SEED", 0)))
+        if self._seed is None or _is_fit(self._trainer):
+            self._seed = self.broadcast(int(os.environ.get("PL_GLOBAL_SEED", 0)))
 
     @override
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
-        if trainer.state.fn.value != "fit":
+        if not _is_fit(trainer):
             return
         self.clock = self.new_clock()
         self.memory = self.new_memory_profile()
-        clock = self.clock
         assert self.lightning_module is not None
         self._handles = [
-            self.lightning_module.register_forward_pre_hook(lambda *_: clock.enter_compute()),
+            self.lightning_module.register_forward_pre_hook(ClockEntry(self.clock)),
             *(
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     self._refuse_unweighted_backward
@@ -276,24 +287,25 @@ class BoaBehaviour(_Base):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        share = self.share
+        self._put_back()
+        share = self._deliveries.take()
         if share is None:
             raise UnsupportedError(
                 "Expected a training batch from a DataLoader that boa has prepared, got one from elsewhere. Pass the"
                 ' loader to the trainer as it is, or train with strategy="ddp".'
             )
-        self._check_rows(batch, share)
+        self._row_check(batch, share, self.global_rank)
         self.clock.begin(share.step, share.rows, share.step_rows, share.wait)
         if self.memory is not None and self.clock.enabled:
             self.memory.begin_step()
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.lightning_module is not None
         if self._is_ghost:
-            assert self.lightning_module is not None
             self._after_step.append(ghost.remember_buffers(self.lightning_module))
         output = self._take_part(super().training_step, *args, **kwargs)
-        if not self._optimizes_itself:
+        if not self._is_automatic:
             self.clock.switch(None)
         return output
 
@@ -317,15 +329,15 @@ class BoaBehaviour(_Base):
                 result = super().backward(loss, optimizer, *args, **kwargs)
         finally:
             self._weighted_backwards -= 1
-        self.clock.switch("optimizer" if self._optimizes_itself else "compute")
+        self.clock.switch("optimizer" if self._is_automatic else "compute")
         return result
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._optimizes_itself:
+        if not self._is_automatic:
             self.clock.switch("optimizer")
         output = super().optimizer_step(*args, **kwargs)
-        self.clock.switch(None if self._optimizes_itself else "compute")
+        self.clock.switch(None if self._is_automatic else "compute")
         return output
 
     @override
@@ -333,7 +345,7 @@ class BoaBehaviour(_Base):
         with self.clock.communicating():
             if not isinstance(tensor, Tensor) or group not in (None, dist.group.WORLD):
                 return super().reduce(tensor, group, reduce_op)
-            operation = reduce_op.lower() if isinstance(reduce_op, str) else "other"
+            operation = str(getattr(reduce_op, "name", reduce_op)).lower()
             if operation in ("mean", "avg"):
                 if self._rows_in_step is None:
                     return reduction.mean_over_ranks(tensor)
@@ -343,10 +355,19 @@ class BoaBehaviour(_Base):
             return super().reduce(tensor, group, reduce_op)
 
     @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        rows, self._rows_in_step = self._rows_in_step, None
+        try:
+            return super().reduce_boolean_decision(decision, all)
+        finally:
+            self._rows_in_step = rows
+
+    @override
     def all_gather(
         self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False
     ) -> Tensor:
         with self.clock.communicating():
+            reduction.check_same_shape(tensor, group)
             return super().all_gather(tensor, group, sync_grads)
 
     @override
@@ -365,7 +386,7 @@ class BoaBehaviour(_Base):
         return self.lightning_module.trainer
 
     @property
-    def _optimizes_itself(self) -> bool:
+    def _is_automatic(self) -> bool:
         assert self.lightning_module is not None
         return self.lightning_module.automatic_optimization
 
@@ -373,20 +394,18 @@ class BoaBehaviour(_Base):
     def _is_ghost(self) -> bool:
         return self.share is not None and self.share.rows == 0
 
+    @property
+    def _settings(self) -> OrchestrationSettings:
+        assert self._global_batch_size is not None
+        return self.options.settings(self.world_size, self._global_batch_size)
+
+    @property
+    def _sharing(self) -> Sharing:
+        assert self._seed is not None
+        return Sharing(self.global_rank, self._seed, self._deliveries.receive, self._note_order)
+
     def _note_order(self, digest: int) -> None:
         self._drawn_order = digest
-
-    def _gradients_of_ghosts(self) -> AbstractContextManager[None]:
-        assert self.lightning_module is not None
-        return ghost.without_gradients(self.lightning_module) if self._is_ghost else nullcontext()
-
-    def _receive(self, share: Share) -> None:
-        if self.share is not None:
-            raise UnsupportedError(
-                "Expected one batch for each step, got a second one before the first was used. Combine loaders in the"
-                ' mode "sequential", keep IterableDataset apart from other loaders, or use strategy="ddp".'
-            )
-        self.share = share
 
     def _prepare_loader(self, loader: Any, stage: str) -> Any:
         by_boa = trainer_seam.uses_distributed_sampler(self._trainer)
@@ -403,98 +422,86 @@ class BoaBehaviour(_Base):
             return None
         return self._evaluation_loader(loader, stage)
 
-    def _training_loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        loader = original_loader(loader)
-        order = order_of(loader)
-        self._global_batch_size = self._agreed_global_batch_size(batch_size_of(loader))
-        self._train_rows = len(order)
-        self._fix_plan(self._global_batch_size)
-        self._train_sampler = ShareBatchSampler(
-            order,
-            rank=self.global_rank,
-            global_batch_size=self._global_batch_size,
-            drop_last=drop_last_of(loader),
-            seed=self.seed,
-            rows_of=self._training_rows,
-            first_step=partial(trainer_seam.steps_done, self._trainer),
-            check_order=self._note_order if isinstance(order, SampledOrder) else None,
+    def _training_loader(self, loader: Any) -> DataLoader[Any]:
+        self._source = source = LoaderSource.of(loader)
+        asked = self.options.global_batch_size
+        if self._restart is not None:
+            global_batch_size = self._restart.agreed_global_batch_size(asked)
+        else:
+            global_batch_size = source.batch_size * self.world_size if asked is None else asked
+        self._use_global_batch_size(global_batch_size)
+        self._new_facts = {
+            "options of BoaStrategy": repr(self.options),
+            "global batch size": global_batch_size,
+            "rows in the training data set": len(source.order),
+            "seed": self._seed,
+            "world size": self.world_size,
+        }
+        first_step = partial(trainer_seam.steps_done, self._trainer)
+        twin, self._sampler = self._sharing.training(
+            source, global_batch_size, self._training_rows, first_step
         )
-        return boa_loader(loader, self._train_sampler, deliver=self._receive)
+        return twin
+
+    def _use_global_batch_size(self, rows: int) -> None:
+        """Fix the plan that the options give, or begin anew with a plan made for another global batch."""
+        self._global_batch_size = rows
+        plan = self.options.plan(self.world_size, rows)
+        if plan is None:
+            settings = self._settings
+            if self.world_size == 1:
+                plan = equal_split(1, rows)
+            elif self.plan is not None and self.plan.global_batch_size != rows:
+                _, first_step = trainer_seam.steps_done(self._trainer)
+                self.orchestration = Orchestration.begin(settings, first_step)
+        self._fixed_schedule = None if plan is None else Schedule.starting_with(plan)
 
     def _evaluation_loader(self, loader: DataLoader[Any], stage: str) -> DataLoader[Any]:
-        loader = original_loader(loader)
-        order = order_of(loader)
-        batch_size = batch_size_of(loader)
-        predicts = stage == trainer_seam.PREDICT
-        sampler: Any = ShareBatchSampler(
-            order,
-            rank=self.global_rank,
-            global_batch_size=batch_size * self.world_size,
-            drop_last=drop_last_of(loader) and not predicts,
-            seed=self.seed,
-            rows_of=partial(self._evaluation_rows, batch_size),
-            first_step=lambda: (0, 0),
-            skip_ghosts=predicts,
+        source = LoaderSource.of(loader)
+        rows = source.batch_size * self.world_size
+        split = partial(self._evaluation_rows, source.batch_size)
+        if stage == trainer_seam.PREDICT:
+            record = partial(trainer_seam.index_recorder, self._trainer)
+            return self._sharing.prediction(source, rows, split, self.world_size, record)
+        self._new_facts[f"rows and batch size of the {stage} data set"] = (
+            len(source.order),
+            source.batch_size,
         )
-        if not predicts:
-            return boa_loader(loader, sampler, deliver=self._receive)
-        sized = len(order) >= self.world_size
-        return boa_loader(loader, trainer_seam.index_recorder(self._trainer, sampler), sized=sized)
+        return self._sharing.evaluation(source, rows, split)
 
-    def _agreed_global_batch_size(self, batch_size: int) -> int:
-        asked = self.options.global_batch_size
-        if self._restored is None:
-            return asked if asked is not None else batch_size * self.world_size
-        restored = int(self._restored["global_batch_size"])
-        if asked is None or asked == restored:
-            return restored
-        if self._restored_inside_epoch:
-            raise OptionError(
-                f"global_batch_size: expected the checkpoint's {restored}, got {asked}. In the middle of an epoch the"
-                " global batch cannot change; leave the option out, or resume from an epoch's end."
-            )
-        return asked
-
-    def _fix_plan(self, global_batch_size: int) -> None:
-        plan = self.options.plan(self.world_size, global_batch_size)
-        if plan is None and self.world_size == 1:
-            plan = equal_split(1, global_batch_size)
-        self._fixed_schedule = None if plan is None else Schedule.starting_with(plan)
-        if plan is None:
-            self.options.settings(self.world_size, global_batch_size)
-
-    def _training_rows(self, step: int, step_rows: int) -> tuple[int, ...]:
+    def _training_rows(self, step: int, step_rows: int) -> Sequence[int]:
         schedule = self.schedule
-        assert schedule is not None
-        return schedule.plan_at(step).rows_of(step_rows)
+        if schedule is None:
+            assert self._global_batch_size is not None
+            return self._split(equal_split(self.world_size, self._global_batch_size), step_rows)
+        return self._split(schedule.plan_at(step), step_rows)
 
-    def _evaluation_rows(self, batch_size: int, step: int, step_rows: int) -> tuple[int, ...]:
+    def _split(self, plan: BatchPlan, step_rows: int) -> tuple[int, ...]:
+        return plan.rows_of(step_rows, self.options.least_rows)
+
+    def _evaluation_rows(self, batch_size: int, step: int, step_rows: int) -> Sequence[int]:
         plan = self.plan
         shares = (1,) * self.world_size if plan is None else plan.batch_sizes
         most = [max(batch_size, rows) for rows in shares]
         return apportion(shares, step_rows, upper=most)
 
-    def _check_rows(self, batch: Any, share: Share) -> None:
-        rows = share.fetched
-        if rows in self._checked_sizes:
-            return
-        sizes = leading_sizes(batch)
-        if len(sizes) == 1 and (found := sizes.pop()) % rows:
-            raise UnsupportedError(
-                f"Expected a batch of {rows} rows on rank {self.global_rank} (its share of step {share.step}),"
-                f" got tensors whose leading size is {found}. Let collate_fn keep one entry per row of the data set,"
-                ' or train with strategy="ddp".'
-            )
-        self._checked_sizes.add(rows)
-
     def _weigh(self, loss: Tensor) -> Tensor:
         share = self.share
-        if share is None or share.rows == 0:
-            return loss
+        if share is None or (self._rows_in_step is None and not self._is_automatic):
+            raise UnsupportedError(
+                "Expected manual_backward inside training_step, got it outside: only there it is known by which rows"
+                " the loss must be weighted. Move it into training_step."
+            )
+        if share.rows == 0:
+            return ghost.without_gradient(loss)
         weight = gradient_weight(
             share.rows, share.step_rows, self.world_size, self.options.batch_weight
         )
         return loss if weight == 1.0 else loss * weight
+
+    def _gradients_of_ghosts(self) -> AbstractContextManager[None]:
+        assert self.lightning_module is not None
+        return ghost.without_gradients(self.lightning_module) if self._is_ghost else nullcontext()
 
     def _watched_parameters(self) -> list[Tensor]:
         """The first and the last trainable parameter of each optimizer: a backward reaches one of them."""
@@ -517,16 +524,19 @@ class BoaBehaviour(_Base):
         Variable._execution_engine.queue_callback(lambda: clock.switch("communication"))
 
     def _evaluation_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self._take_part(step, *args, **kwargs)
-        finally:
-            self.share = None
+        self._deliveries.take()
+        output = self._take_part(step, *args, **kwargs)
+        if self._deliveries.arrived is not None:
+            raise UnsupportedError(
+                "Expected a step that is given its batch, got one that fetches it (dataloader_iter): its rows cannot be"
+                ' known beforehand. Take batch instead, or use strategy="ddp".'
+            )
+        return output
 
     def _take_part(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         share = self.share
         if share is None:
             return step(*args, **kwargs)
-        trainer_seam.log_rows(self._trainer, share.rows)
         self._rows_in_step = share.rows
         try:
             if share.rows:
@@ -536,9 +546,22 @@ class BoaBehaviour(_Base):
             self._rows_in_step = None
 
     def _leave_no_trace(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        assert self.lightning_module is not None
-        put_back_logged = trainer_seam.remember_logged(self._trainer)
-        with ghost.untraced(self.lightning_module, self.root_device):
+        module = self.lightning_module
+        assert module is not None
+        put_back = [trainer_seam.remember_logged(self._trainer)]
+        if not module.training:
+            put_back.append(ghost.remember_buffers(module))
+        with ghost.untraced(module, self.root_device):
             output = step(*args, **kwargs)
-        put_back_logged()
+        for restore in put_back:
+            restore()
         return output
+
+    def _put_back(self) -> None:
+        for restore in self._after_step:
+            restore()
+        self._after_step = []
+
+
+def _is_fit(trainer: Any) -> bool:
+    return bool(trainer.state.fn.value == "fit")

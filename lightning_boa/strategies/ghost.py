@@ -42,11 +42,20 @@ def remember_buffers(module: nn.Module) -> Callable[[], None]:
     return restore
 
 
+def without_gradient(loss: Tensor) -> Tensor:
+    """A loss whose gradient is zero, also where the loss itself is not a number.
+
+    Cuts off what would reach other ranks through collectives inside the graph.
+    """
+    never = torch.zeros_like(loss, dtype=torch.bool)
+    return torch.where(never, loss, torch.zeros_like(loss))
+
+
 @contextmanager
 def without_gradients(module: nn.Module) -> Iterator[None]:
     """In a backward inside the block every parameter's gradient is zero, also where the loss is not a number.
 
-    Cut off at the parameters and not at the loss: zero times infinity inside the chain is not a number.
+    Cut off at the parameters too and not at the loss alone: zero times infinity inside the chain is not a number.
     """
     handles = [
         parameter.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
@@ -66,14 +75,15 @@ def _remember_random_states(device: torch.device) -> Callable[[], None]:
         np.random.get_state(),
         random.getstate(),
     )
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    accelerator = None if device.type == "cpu" else getattr(torch, device.type)
+    on_device = None if accelerator is None else accelerator.get_rng_state(device)
 
     def restore() -> None:
         torch.set_rng_state(host)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
-        if on_device is not None:
-            torch.cuda.set_rng_state(on_device, device)
+        if accelerator is not None:
+            accelerator.set_rng_state(on_device, device)
 
     return restore
 

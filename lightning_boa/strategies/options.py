@@ -13,12 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_boa.errors import OptionError
 from lightning_boa.planning import (
     BATCH_WEIGHTS,
+    LEAST_ROWS,
     BatchPlan,
     OrchestrationSettings,
     fixed_plan,
     row_bounds,
 )
 
+REFUSED = {
+    "process_group": "boa shares each step among all ranks, so gradients must be averaged over all of them",
+    "model_averaging_period": "averaged models know nothing of the rows behind them",
+}
 BatchWeight = Literal["samples", "sum", "none"]
 
 
@@ -74,6 +79,12 @@ class BoaOptions:
                     f"{name}: has no meaning beside batch_sizes, a fixed plan. Give one of the two."
                 )
 
+    @property
+    def least_rows(self) -> int:
+        """Fewest rows of a rank that has any, in a short last step."""
+        asked = self.min_batch_size
+        return max(LEAST_ROWS, asked if isinstance(asked, int) else max(asked))
+
     def plan(self, world_size: int, global_batch_size: int) -> BatchPlan | None:
         """The fixed plan, None where the devices are to be measured.
 
@@ -82,9 +93,15 @@ class BoaOptions:
         """
         if self.batch_sizes is None:
             return None
-        return fixed_plan(
+        plan = fixed_plan(
             self.batch_sizes, world_size=world_size, global_batch_size=global_batch_size
         )
+        if plan.batch_sizes[0] == 0:
+            raise OptionError(
+                f"batch_sizes: expected rows for rank 0, got {list(plan.batch_sizes)}. DDP spreads rank 0's buffers"
+                " (BatchNorm's statistics) and its logged values; leave another rank without rows."
+            )
+        return plan
 
     def settings(self, world_size: int, global_batch_size: int) -> OrchestrationSettings:
         """What the planning loop has to know.
@@ -102,7 +119,7 @@ class BoaOptions:
         return OrchestrationSettings(
             world_size=world_size,
             global_batch_size=global_batch_size,
-            lower=lower,
+            lower=(max(1, lower[0]), *lower[1:]),
             upper=upper,
             granularity=self.granularity,
             warmup=self.warmup,
@@ -130,6 +147,9 @@ def check_known(options: Mapping[str, Any], strategy: Callable[..., Any]) -> Non
     known = {*_parameters(strategy), *_parameters(DistributedDataParallel.__init__)}
     known |= {field.name for field in fields(BoaOptions)}
     known -= {"self", "module", "kwargs"}
+    for name, reason in REFUSED.items():
+        if options.get(name) is not None:
+            raise OptionError(f'{name}: {reason}. Leave it out, or train with strategy="ddp".')
     for name in options:
         if name not in known:
             raise OptionError(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from lightning_boa.errors import UnsupportedError
+
+MOST_DIMENSIONS = 16
 
 
 def mean_over_rows(value: Tensor, rows: int) -> Tensor:
@@ -31,6 +37,25 @@ def mean_over_ranks(value: Tensor) -> Tensor:
     dist.all_reduce(total)
     mean = total / dist.get_world_size()
     return mean.to(value.dtype) if value.is_floating_point() and value.ndim else mean
+
+
+def check_same_shape(value: Tensor, group: Any | None) -> None:
+    """Refuse to gather tensors of different shapes, on every rank: backends abort, hang or return rubbish.
+
+    Raises:
+        UnsupportedError: with each rank's shape.
+    """
+    mine = torch.tensor([value.ndim, *value.shape, *[0] * (MOST_DIMENSIONS - value.ndim)])
+    mine = mine.to(value.device)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
+    shapes = [tuple(each[1 : int(each[0]) + 1].tolist()) for each in gathered]
+    if len(set(shapes)) > 1:
+        raise UnsupportedError(
+            f"Expected tensors of one shape to gather, got {', '.join(map(str, shapes))} on ranks 0 to"
+            f" {len(shapes) - 1}: ranks have different numbers of rows. Pad to the largest and gather the lengths too,"
+            " or use a torchmetrics metric."
+        )
 
 
 def neutral(value: Tensor, operation: str) -> Tensor:

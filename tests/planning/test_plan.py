@@ -149,3 +149,29 @@ def test_a_fixed_plan():
 def test_a_wrong_fixed_plan(sizes, words):
     with pytest.raises(OptionError, match=f"^batch_sizes: .*{words}"):
         fixed_plan(sizes, world_size=3, global_batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "rows", "split"),
+    [
+        ((16, 48), 1, (1, 0)),
+        ((16, 48), 2, (2, 0)),
+        ((16, 48), 3, (3, 0)),
+        ((16, 48), 5, (2, 3)),
+        ((16, 48), 8, (2, 6)),
+        ((2, 48), 3, (1, 2)),
+        ((4, 4, 4), 3, (3, 0, 0)),
+        ((4, 4, 4), 5, (3, 2, 0)),
+        ((4, 4, 4), 7, (3, 2, 2)),
+        ((0, 4, 4), 1, (0, 1, 0)),
+        ((1, 1, 6), 3, (1, 0, 2)),
+        ((5, 5, 1), 4, (2, 2, 0)),
+    ],
+)
+def test_a_short_step_leaves_no_rank_with_a_single_row_where_it_can(batch_sizes, rows, split):
+    assert BatchPlan(batch_sizes).rows_of(rows) == split
+
+
+def test_more_than_two_rows_may_be_asked_for():
+    assert BatchPlan((16, 16, 16)).rows_of(12, least=5) == (6, 6, 0)
+    assert BatchPlan((16, 16, 16)).rows_of(15, least=5) == (5, 5, 5)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
 
 from lightning_boa import BoaStrategy
 from lightning_boa.errors import AgreementError, BoaError
@@ -105,6 +105,96 @@ def first_three(rows: list[Any]) -> Any:
     return torch.utils.data.default_collate(rows[:3])
 
 
+def rank_zero_without_rows(rank: int) -> None:
+    fit(BoaStrategy(batch_sizes=[0, 8]), plain_loader())
+
+
+def gather_of_unequal_rows(rank: int) -> None:
+    quiet()
+    chosen = trainer_options(Training(epochs=1))
+    trainer = pl.Trainer(strategy=BoaStrategy(batch_sizes=[5, 3]), devices=RANKS, **chosen)
+    trainer.fit(Gathers(), plain_loader())
+
+
+class Gathers(Regression):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.all_gather(batch[0])
+        return super().training_step(batch, batch_idx)
+
+
+class DropsLater:
+    """A collate function that keeps all rows at first."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def __call__(self, rows: list[Any]) -> Any:
+        self.batches += 1
+        return torch.utils.data.default_collate(rows if self.batches < 3 else rows[:3])
+
+
+def collate_that_drops_rows_later(rank: int) -> None:
+    loader = DataLoader(NumberedRows(32), batch_size=4, collate_fn=DropsLater())
+    fit(BoaStrategy(batch_sizes=[4, 4]), loader)
+
+
+class RankDependent(Sampler[int]):
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Any:
+        return iter(range(self.rank, self.rank + 8))
+
+
+def sampler_that_depends_on_the_rank(rank: int) -> None:
+    fit(BoaStrategy(), DataLoader(NumberedRows(32), batch_size=4, sampler=RankDependent(rank)))
+
+
+def evaluation_sampler_that_depends_on_the_rank(rank: int) -> None:
+    quiet()
+    chosen = trainer_options(Training(epochs=1))
+    loader = DataLoader(NumberedRows(32), batch_size=4, sampler=RankDependent(rank))
+    pl.Trainer(strategy=BoaStrategy(), devices=RANKS, **chosen).validate(Regression(), loader)
+
+
+def longer_evaluation_data_on_one_rank(rank: int) -> None:
+    quiet()
+    chosen = trainer_options(Training(epochs=1))
+    trainer = pl.Trainer(strategy=BoaStrategy(), devices=RANKS, **chosen)
+    trainer.validate(Regression(), plain_loader(31 + rank))
+
+
+class FetchesItself(Regression):
+    def validation_step(self, dataloader_iter: Any) -> None:
+        batch, _, _ = next(dataloader_iter)
+        self.log("val", self.errors(batch).mean(), sync_dist=True, batch_size=1)
+
+
+def step_that_fetches_its_batch(rank: int) -> None:
+    quiet()
+    chosen = trainer_options(Training(epochs=1))
+    pl.Trainer(strategy=BoaStrategy(), devices=RANKS, **chosen).validate(
+        FetchesItself(), plain_loader()
+    )
+
+
+def synchronized_batch_norm_without_rows(rank: int) -> None:
+    quiet()
+    chosen = trainer_options(Training(epochs=1))
+    trainer = pl.Trainer(strategy=BoaStrategy(), devices=RANKS, **chosen)
+    trainer.fit(Synchronizes(), plain_loader(33))
+
+
+class Synchronizes(Regression):
+    """DDP refuses the layer on a CPU, but only while it wraps the module."""
+
+    def on_fit_start(self) -> None:
+        self.norm = torch.nn.SyncBatchNorm(6)
+
+
 def other_size_of_process_group(rank: int) -> None:
     fit(BoaStrategy(), plain_loader())
     chosen = trainer_options(Training(epochs=1))
@@ -125,6 +215,18 @@ REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
     two_loaders: ("UnsupportedError", "one training loader"),
     collate_that_drops_rows: ("UnsupportedError", "4 rows", "leading size is 3"),
     evaluation_loaders_of_two_kinds: ("UnsupportedError", "sequential"),
+    rank_zero_without_rows: ("OptionError", "batch_sizes", "rank 0"),
+    gather_of_unequal_rows: ("UnsupportedError", "(5, 6), (3, 6)"),
+    collate_that_drops_rows_later: ("UnsupportedError", "4 rows", "leading size is 3"),
+    sampler_that_depends_on_the_rank: ("AgreementError", "order of rows", "rank 1"),
+    evaluation_sampler_that_depends_on_the_rank: ("AgreementError", "order of rows", "rank 1"),
+    longer_evaluation_data_on_one_rank: (
+        "AgreementError",
+        "(31, 4) on rank 0",
+        "(32, 4) on rank 1",
+    ),
+    step_that_fetches_its_batch: ("UnsupportedError", "dataloader_iter"),
+    synchronized_batch_norm_without_rows: ("UnsupportedError", "drop_last=True"),
     other_size_of_process_group: ("UnsupportedError", "3 ranks", "one of 2"),
 }
 
