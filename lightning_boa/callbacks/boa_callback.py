@@ -132,13 +132,29 @@ class BoaCallbackBehaviour:
         state = _strategy_of(trainer).state()
         if state is not None:
             checkpoint[STATE_KEY] = {**state, WINDOW_KEY: trainer.accumulate_grad_batches}
+        _leave_out_empty_loader_states(checkpoint)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn.value != "fit":
+            return
         state = checkpoint.get(STATE_KEY)
-        if state is not None and trainer.state.fn.value == "fit":
-            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        inside_epoch = _stops_inside_epoch(progress)
+        if state is not None:
             _rewind_to_optimizer_step(progress, state[WINDOW_KEY])
-            _strategy_of(trainer).restore(state, _stops_inside_epoch(progress))
+            _strategy_of(trainer).restore(state, inside_epoch)
+        elif inside_epoch:
+            rank_zero_warn(
+                "boa: this checkpoint was saved by another strategy in the middle of an epoch; its order of rows is not"
+                " known, so some rows of this epoch may be used twice and others not at all."
+            )
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        orchestration = _strategy_of(trainer).orchestration
+        if orchestration is not None and orchestration.phase == "warmup":
+            rank_zero_info(
+                "boa: the training ended within the warm-up, so no plan was made; the last split was only tried."
+            )
 
     def _exchange(self, strategy: PlansBatches, *, closing: bool) -> None:
         before = strategy.orchestration
@@ -234,6 +250,14 @@ def _on_batch_start(strategy: PlansBatches) -> None:
 
 def _synchronizes_batch_norm(module: torch.nn.Module) -> bool:
     return any(isinstance(part, torch.nn.SyncBatchNorm) for part in module.modules())
+
+
+def _leave_out_empty_loader_states(checkpoint: Mapping[str, Any]) -> None:
+    """Our loaders' position is the trainer's; another strategy, whose loaders keep no state, would refuse theirs."""
+    loops = checkpoint.get("loops") or {}
+    fit_state = loops.get("fit_loop", {}).get("state_dict", {})
+    if not any(fit_state.get("combined_loader", ())):
+        fit_state.pop("combined_loader", None)
 
 
 def _stops_inside_epoch(progress: Mapping[str, Any]) -> bool:

@@ -56,6 +56,7 @@ def train(config: DictConfig) -> RunReport:
     with _quiet_about_what_the_demo_means_to_do():
         trainer.fit(model, datamodule=data)
         report = report_of(trainer)
+        trainer.loggers = []  # a logger opened again for the test would begin its files anew
         trainer.test(model, datamodule=data, verbose=False)
     report = report.with_test_figures(trainer.callback_metrics)
     if trainer.is_global_zero:
@@ -73,7 +74,7 @@ def _show(report: RunReport) -> None:
     console = Console()
     if report.plan is not None:
         console.print(plan_table(report.plan))
-        if report.plan.equal_step_seconds is not None:
+        if report.plan.gain is not None:
             console.print(comparison_table(report.plan))
         console.print(f"Why this plan: {report.plan.reason}.", highlight=False, soft_wrap=True)
     for line in report.lines():

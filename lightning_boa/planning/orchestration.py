@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal
 
@@ -117,7 +117,7 @@ class Orchestration:
     exchanges: int
     exchange_after: int | None
     reason: str
-    records: tuple[StepRecord, ...] = ()
+    records: tuple[StepRecord, ...] = field(default=(), repr=False)
     row_caps: tuple[int, ...] | None = None
     refined: bool = False
     prolongations: int = 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lightning_boa.planning import BatchPlan, Orchestration, equal_split
 
 GIVEN = "these shares were given"
+UNFINISHED = "the training ended within the warm-up, so this is only the last split that it tried"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def describe_plan(
     else:
         equal_rows = orchestration.settings.equal_batch_sizes
         equal, planned = orchestration.equal_measurement, orchestration.planned_measurement
-        reason = orchestration.reason
+        reason = UNFINISHED if orchestration.phase == "warmup" else orchestration.reason
     return PlanReport(
         ranks=tuple(
             RankReport(

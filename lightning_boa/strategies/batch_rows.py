@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -13,27 +14,49 @@ from lightning_boa.errors import UnsupportedError
 
 def leading_sizes(batch: Any) -> list[int]:
     """The leading sizes of all tensors in a batch; tensors without dimensions have none."""
-    return [len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
+    return [size[0] for size in _sizes(batch) if size]
 
 
 class RowCheck:
-    """Refuses batches whose tensors agree on a number of rows that is not the one asked for, nor a multiple of it.
+    """Refuses batches that show another number of rows than was asked for.
 
-    Where tensors disagree (graphs, custom collate functions) their sizes say nothing, and the plan's rows count.
+    Only where all tensors share one leading size is it taken for a number of rows, and only where the number asked
+    for is nowhere to be seen: not as a multiple of it (two views of each row), nor as another dimension (time first),
+    nor as the length of a list (rows that are not stacked). Where sizes say nothing the plan's rows count.
     """
 
     def __init__(self) -> None:
-        self._seen: set[tuple[int, ...]] = set()
+        self._seen: set[tuple[Any, ...]] = set()
 
     def __call__(self, batch: Any, share: Share, rank: int) -> None:
-        sizes = leading_sizes(batch)
-        seen = (share.fetched, *sizes)
+        asked = share.fetched
+        sizes = _sizes(batch)
+        seen = (asked, *sizes)
         if seen in self._seen:
             return
-        if len(set(sizes)) == 1 and sizes[0] % share.fetched:
+        leading = {size[0] for size in sizes if size}
+        if len(leading) == 1 and not _shows(asked, batch, sizes):
             raise UnsupportedError(
-                f"Expected a batch of {share.fetched} rows on rank {rank} (its share of step {share.step}), got tensors"
-                f" whose leading size is {sizes[0]}. Let collate_fn keep one entry per row of the data set, or train"
-                ' with strategy="ddp".'
+                f"Expected a batch of {asked} rows on rank {rank} (its share of step {share.step}), got tensors"
+                f" whose leading size is {leading.pop()}. Let collate_fn keep one entry per row of the data set, or"
+                ' train with strategy="ddp".'
             )
         self._seen.add(seen)
+
+
+def _sizes(batch: Any) -> list[tuple[int, ...]]:
+    return [tuple(leaf.shape) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def _shows(asked: int, batch: Any, sizes: list[tuple[int, ...]]) -> bool:
+    multiples = any(size and size[0] % asked == 0 for size in sizes)
+    return multiples or any(asked in size for size in sizes) or asked in _list_lengths(batch)
+
+
+def _list_lengths(batch: Any) -> Iterator[int]:
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        yield len(batch)
+        for part in batch:
+            yield from _list_lengths(part)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import override
 
@@ -60,8 +61,9 @@ class BoaBehaviour(_Base):
         batch_weight: "samples" if the loss is a mean over rows, "sum" if it is a sum over rows, "none" if the loss
             already brings the factor that makes the mean over ranks right.
         granularity: shares are multiples of this many rows (the remainder goes to one rank).
-        min_batch_size: fewest rows of a rank, a number or one per rank; 0 permits ranks without rows.
-        max_batch_size: most rows of a rank, a number or one per rank.
+        min_batch_size: fewest rows of a rank, a number or one per rank; 0 permits ranks without rows. With BatchNorm,
+            which refuses a single row, 1 means 2 where the global batch permits it.
+        max_batch_size: most rows of a rank, a number or one (or None) per rank.
         **ddp_kwargs: what Lightning's DDPStrategy takes.
 
     Raises:
@@ -79,7 +81,7 @@ class BoaBehaviour(_Base):
         batch_weight: BatchWeight = "samples",
         granularity: int = 1,
         min_batch_size: int | Sequence[int] = 1,
-        max_batch_size: int | Sequence[int] | None = None,
+        max_batch_size: int | Sequence[int | None] | None = None,
         **ddp_kwargs: Any,
     ) -> None:
         self.options = BoaOptions(
@@ -127,7 +129,7 @@ class BoaBehaviour(_Base):
 
     @property
     def plan(self) -> BatchPlan | None:
-        """The latest plan; None before training."""
+        """The latest plan, in the warm-up the split that is tried; None before training."""
         schedule = self.schedule
         return None if schedule is None else schedule.latest
 
@@ -397,7 +399,14 @@ class BoaBehaviour(_Base):
     @property
     def _settings(self) -> OrchestrationSettings:
         assert self._global_batch_size is not None
-        return self.options.settings(self.world_size, self._global_batch_size)
+        assert self.lightning_module is not None
+        return self.options.settings(
+            self.world_size,
+            self._global_batch_size,
+            refuses_single_rows=any(
+                isinstance(part, _BatchNorm) for part in self.lightning_module.modules()
+            ),
+        )
 
     @property
     def _sharing(self) -> Sharing:

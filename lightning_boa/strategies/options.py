@@ -41,14 +41,15 @@ class BoaOptions:
     batch_weight: BatchWeight = "samples"
     granularity: int = 1
     min_batch_size: int | tuple[int, ...] = 1
-    max_batch_size: int | tuple[int, ...] | None = None
+    max_batch_size: int | tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.global_batch_size is not None:
             _check_whole("global_batch_size", self.global_batch_size, least=1)
         _check_whole("granularity", self.granularity, least=1)
         if self.warmup != "auto":
-            _check_whole("warmup", self.warmup, least=0, otherwise='"auto" or ')
+            least = 1 if self.batch_sizes is None and self.warmup != 0 else 0
+            _check_whole("warmup", self.warmup, least=least, otherwise='"auto" or ')
         if self.batch_weight not in BATCH_WEIGHTS:
             raise OptionError(
                 f"batch_weight: expected one of {', '.join(map(repr, BATCH_WEIGHTS))}, got"
@@ -56,7 +57,7 @@ class BoaOptions:
             )
         _check_rows("min_batch_size", self.min_batch_size)
         if self.max_batch_size is not None:
-            _check_rows("max_batch_size", self.max_batch_size)
+            _check_rows("max_batch_size", self.max_batch_size, or_none=True)
         if self.batch_sizes is None:
             if self.warmup == 0:
                 raise OptionError(
@@ -103,23 +104,38 @@ class BoaOptions:
             )
         return plan
 
-    def settings(self, world_size: int, global_batch_size: int) -> OrchestrationSettings:
+    def settings(
+        self, world_size: int, global_batch_size: int, *, refuses_single_rows: bool = False
+    ) -> OrchestrationSettings:
         """What the planning loop has to know.
+
+        Args:
+            refuses_single_rows: the model has layers (BatchNorm) that refuse one row; where the global batch permits it
+                no rank gets fewer than two.
 
         Raises:
             PlanError: bounds that no plan can satisfy.
         """
+        most = self.max_batch_size
+        if isinstance(most, tuple):
+            most = tuple(global_batch_size if each is None else each for each in most)
         lower, upper = row_bounds(
             world_size,
             global_batch_size,
             min_batch_size=self.min_batch_size,
-            max_batch_size=self.max_batch_size,
+            max_batch_size=most,
             granularity=self.granularity,
         )
+        lower = (max(1, lower[0]), *lower[1:])
+        if refuses_single_rows and global_batch_size >= LEAST_ROWS * world_size:
+            lower = tuple(
+                min(LEAST_ROWS, top) if rows == 1 else rows
+                for rows, top in zip(lower, upper, strict=True)
+            )
         return OrchestrationSettings(
             world_size=world_size,
             global_batch_size=global_batch_size,
-            lower=(max(1, lower[0]), *lower[1:]),
+            lower=lower,
             upper=upper,
             granularity=self.granularity,
             warmup=self.warmup,
@@ -168,8 +184,9 @@ def _check_whole(name: str, value: object, *, least: int, otherwise: str = "") -
         )
 
 
-def _check_rows(name: str, value: object) -> None:
+def _check_rows(name: str, value: object, *, or_none: bool = False) -> None:
     if value == ():
         raise OptionError(f"{name}: expected one number per rank, got an empty list.")
     for rows in value if isinstance(value, tuple) else (value,):
-        _check_whole(name, rows, least=0)
+        if not (or_none and rows is None):
+            _check_whole(name, rows, least=0)

@@ -229,6 +229,18 @@ def plan_for_another_model(rank: int) -> tuple[str, str]:
     return same, trainer.strategy.orchestration.phase
 
 
+def back_under_ddp(rank: int) -> tuple[int, list[int]]:
+    path = Path("boa.ckpt").absolute()
+    trainer = trainer_with(max_epochs=1)
+    trainer.fit(Regression(schedules=False), loader())
+    trainer.save_checkpoint(path)
+    quiet()
+    module = Regression(schedules=False)
+    again = pl.Trainer(strategy="ddp", devices=RANKS, **trainer_options(Training(epochs=2)))
+    again.fit(module, loader(), ckpt_path=str(path), weights_only=False)
+    return again.global_step, sorted(row for step in module.seen for row in step)
+
+
 SCENES: tuple[Callable[[int], Any], ...] = (
     read_ahead_in_a_thread,
     weighted_sampler,
@@ -242,6 +254,7 @@ SCENES: tuple[Callable[[int], Any], ...] = (
     two_evaluation_loaders,
     averaged_weights,
     plan_for_another_model,
+    back_under_ddp,
 )
 
 
@@ -326,3 +339,9 @@ def test_averaged_weights_are_no_hindrance(played: Any) -> None:
 def test_a_plan_is_for_the_devices_and_the_model_it_was_made_for(played: Any) -> None:
     for found in played:
         assert found["plan_for_another_model"] == ("planned", "warmup")
+
+
+def test_a_checkpoint_of_an_epochs_end_goes_on_under_ddp(played: Any) -> None:
+    (steps, one), (_, other) = (found["back_under_ddp"] for found in played)
+    assert steps == 16
+    assert sorted([*one, *other]) == list(range(64))

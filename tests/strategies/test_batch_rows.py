@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_boa.strategies.batch_rows import leading_sizes
+from lightning_boa.data import Share
+from lightning_boa.errors import UnsupportedError
+from lightning_boa.strategies.batch_rows import RowCheck, leading_sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 Pair = namedtuple("Pair", ["image", "label"])
@@ -30,3 +32,34 @@ Pair = namedtuple("Pair", ["image", "label"])
 )
 def test_all_tensors_of_a_batch_are_looked_at(batch: Any, sizes: set[int]) -> None:
     assert set(leading_sizes(batch)) == sizes
+
+
+def share(rows: int, step: int = 3) -> Share:
+    return Share(step=step, rows=rows, step_rows=16, fetched=rows)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(torch.zeros(4, 3), id="stacked"),
+        pytest.param([torch.zeros(8, 3), torch.zeros(8)], id="two views of each row"),
+        pytest.param([(torch.zeros(3), torch.zeros(3))] * 4, id="collate_fn=list"),
+        pytest.param(([torch.zeros(3, 5, 5)] * 4, [{"box": torch.zeros(3, 4)}] * 4), id="zip"),
+        pytest.param({"x": torch.zeros(7, 4, 2), "y": torch.zeros(7, 4)}, id="time first"),
+        pytest.param([torch.zeros(9, 2), torch.zeros(4)], id="graphs and their labels"),
+        pytest.param("no tensor", id="no tensor"),
+    ],
+)
+def test_batches_with_as_many_rows_as_asked_for(batch: Any) -> None:
+    RowCheck()(batch, share(4), rank=1)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [torch.zeros(3, 6), [torch.zeros(3, 6), torch.zeros(3, 1)], {"x": [torch.zeros(5, 2)]}],
+)
+def test_batches_with_other_rows_are_refused(batch: Any) -> None:
+    check = RowCheck()
+    check(torch.zeros(4, 6), share(4), rank=1)
+    with pytest.raises(UnsupportedError, match=r"4 rows on rank 1 \(its share of step 3\)"):
+        check(batch, share(4), rank=1)

@@ -85,7 +85,7 @@ def test_nothing_does_not_permit_ranks_without_rows(name: str, value: Any) -> No
 
 def test_the_message_says_what_came_and_what_is_valid() -> None:
     assert "'samples', 'sum', 'none', got 'mean'" in refused("batch_weight", "mean")
-    assert 'expected "auto" or a whole number of at least 0, got 2.0' in refused("warmup", 2.0)
+    assert 'expected "auto" or a whole number of at least 1, got 2.0' in refused("warmup", 2.0)
     assert "of at least 1, got 0" in refused("granularity", 0)
     assert "batch_sizes=[" in refused("warmup", 0)
 
@@ -172,3 +172,29 @@ def test_settings_hold_a_bound_for_each_rank() -> None:
 def test_bounds_that_hold_no_plan_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises((PlanError, OptionError)):
         BoaOptions(**options).settings(2, 8)
+
+
+def test_layers_that_refuse_a_single_row_raise_the_least_share() -> None:
+    options = BoaStrategy(max_batch_size=[9, 1, 9]).options
+    assert options.settings(3, 12).lower == (1, 1, 1)
+    assert options.settings(3, 12, refuses_single_rows=True).lower == (2, 1, 2)
+    assert BoaStrategy().options.settings(3, 5, refuses_single_rows=True).lower == (1, 1, 1)
+    permits_none = BoaStrategy(min_batch_size=0).options
+    assert permits_none.settings(3, 12, refuses_single_rows=True).lower == (2, 0, 0)
+
+
+def test_a_rank_may_have_no_limit() -> None:
+    assert BoaStrategy(max_batch_size=[None, 5]).options.settings(2, 12).upper == (12, 5)
+
+
+@pytest.mark.parametrize("name", ["process_group", "model_averaging_period"])
+def test_what_breaks_the_weights_is_refused(name: str) -> None:
+    with pytest.raises(OptionError, match=f"^{name}: "):
+        BoaStrategy(**{name: 3})
+
+
+def test_a_name_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"^rebalance: .*gradient_as_bucket_view"):
+        BoaStrategy(rebalance="auto")
+    with pytest.raises(OptionError, match=r"^batch_sizes: .*rank 0"):
+        BoaStrategy(batch_sizes=[0, 4]).options.plan(2, 4)
