@@ -64,7 +64,7 @@ def _free_port() -> int:
 
 
 class StepTimer(pl.Callback):
-    """Seconds of each step from its start to the next one's, once the strategy has its plan; stops after some steps."""
+    """Seconds of each step from its start to the next one's, once the strategy has done measuring; then it stops."""
 
     def __init__(self, steps: int, skip: int = 2) -> None:
         self.seconds: list[float] = []
@@ -78,7 +78,7 @@ class StepTimer(pl.Callback):
     ) -> None:
         now = time.perf_counter()
         if self._began is not None:
-            measured = self.seconds if self._is_planned(trainer) else self.warmup_seconds
+            measured = self.seconds if self._is_settled(trainer) else self.warmup_seconds
             measured.append(now - self._began)
         self._began = now
         if len(self.seconds) >= self._steps + self._skip:
@@ -89,9 +89,9 @@ class StepTimer(pl.Callback):
         """The steps without the first ones."""
         return self.seconds[self._skip :]
 
-    def _is_planned(self, trainer: pl.Trainer) -> bool:
+    def _is_settled(self, trainer: pl.Trainer) -> bool:
         orchestration = getattr(trainer.strategy, "orchestration", None)
-        return orchestration is None or orchestration.phase == "planned"
+        return orchestration is None or orchestration.exchange_after is None
 
 
 class Network(pl.LightningModule):

@@ -59,7 +59,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8, help="measured steps in each repetition")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps in each repetition")
     parser.add_argument(
         "--slowest", type=float, default=1.0, help="seconds of the slowest equal-split step"
     )

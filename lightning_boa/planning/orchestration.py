@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
+from statistics import median
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,13 @@ from lightning_boa.errors import MeasurementError, OptionError
 from lightning_boa.planning.bounds import check_feasible, positive_integer
 from lightning_boa.planning.fitting import MEDIAN_TO_MEAN_ERROR, TimeFit
 from lightning_boa.planning.plan import BatchPlan
-from lightning_boa.planning.records import SplitMeasurement, StepRecord, counted, measure_split
+from lightning_boa.planning.records import (
+    SplitMeasurement,
+    StepRecord,
+    counted,
+    measure_split,
+    step_periods,
+)
 from lightning_boa.planning.rounds import (
     Decision,
     Evidence,
@@ -272,10 +279,32 @@ class Orchestration:
         )
 
     def _after_confirmation(self, first_free_step: int) -> Orchestration:
+        withdrawn = self._withdrawn(first_free_step)
+        if withdrawn is not None:
+            return withdrawn
         better = None if self.refined else refined(self._evidence)
         if better is None:
             return replace(self, exchange_after=None)
         return replace(self._planned(better, first_free_step), refined=True)
+
+    def _withdrawn(self, first_free_step: int) -> Orchestration | None:
+        """The equal split again, where whole steps are no shorter under the plan; else None.
+
+        What slowed a rank in the warm-up may have had nothing to do with its device.
+        """
+        evidence = self._evidence
+        equal = step_periods(self.counted_records, evidence.equal)
+        planned = step_periods(self.counted_records, self.plan.batch_sizes)
+        if self.plan.batch_sizes == evidence.equal or not equal or not planned:
+            return None
+        if median(planned) < median(equal):
+            return None
+        return replace(
+            self,
+            schedule=self._schedule_with(evidence.with_figures(evidence.equal), first_free_step),
+            exchange_after=None,
+            reason="measured steps were no shorter under another split, so the equal split stays",
+        )
 
     def _planned(self, decision: Decision, first_free_step: int) -> Orchestration:
         if first_free_step <= self.schedule.entries[-1][0]:
@@ -289,7 +318,10 @@ class Orchestration:
             schedule=self._schedule_with(decision.plan, first_free_step),
             phase="planned",
             round=self.round + (self.phase == "warmup"),
-            exchange_after=first_free_step + SETTLING_STEPS + CONFIRMING_STEPS - 1,
+            exchange_after=first_free_step
+            + SETTLING_STEPS
+            + max(CONFIRMING_STEPS, self._steps_to_count)
+            - 1,
             reason=decision.reason,
         )
 

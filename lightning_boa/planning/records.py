@@ -111,14 +111,10 @@ def measure_split(
     records: Sequence[StepRecord], batch_sizes: Sequence[int]
 ) -> SplitMeasurement | None:
     """The figures of the steps that ran ``batch_sizes`` on all ranks; None without any."""
-    by_step: defaultdict[int, dict[int, StepRecord]] = defaultdict(dict)
-    for record in records:
-        if record.rows == batch_sizes[record.rank]:
-            by_step[record.step][record.rank] = record
-    ranks = range(len(batch_sizes))
-    whole = [step for step in by_step.values() if len(step) == len(batch_sizes)]
+    whole = _whole_steps(records, batch_sizes)
     if not whole:
         return None
+    ranks = range(len(batch_sizes))
     columns = [[step[rank] for step in whole] for rank in ranks]
     return SplitMeasurement(
         batch_sizes=tuple(batch_sizes),
@@ -129,3 +125,22 @@ def measure_split(
         rank_optimizer=tuple(median(r.optimizer for r in column) for column in columns),
         rank_period=tuple(median(r.period for r in column) for column in columns),
     )
+
+
+def step_periods(records: Sequence[StepRecord], batch_sizes: Sequence[int]) -> list[float]:
+    """Seconds from one step to the next, the greatest of all ranks, of the whole steps that ran ``batch_sizes``."""
+    return [
+        max(record.period for record in step.values())
+        for step in _whole_steps(records, batch_sizes)
+    ]
+
+
+def _whole_steps(
+    records: Sequence[StepRecord], batch_sizes: Sequence[int]
+) -> list[dict[int, StepRecord]]:
+    """The steps in which every rank's record is there and ran ``batch_sizes``, by rank."""
+    by_step: defaultdict[int, dict[int, StepRecord]] = defaultdict(dict)
+    for record in records:
+        if record.rows == batch_sizes[record.rank]:
+            by_step[record.step][record.rank] = record
+    return [step for step in by_step.values() if len(step) == len(batch_sizes)]

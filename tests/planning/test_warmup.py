@@ -321,3 +321,23 @@ def test_clear_measurements_prolong_nothing(cluster):
     for devices in ([LinearTime(0.0, 1.0)] * 2, THREE_KINDS):
         clear = cluster(devices, 96, noise=0.005)
         assert clear.train(clear.settings()).prolongations == 0
+
+
+def test_a_plan_that_does_not_shorten_the_measured_step_is_withdrawn():
+    """Rank 2 was slow in the warm-up only: its device is as fast as the others."""
+    state = begin()
+    now = 0
+    equal = [LinearTime(0.0, 1.0)] * 3
+    while state.phase == "warmup":
+        end = state.exchange_after
+        steps = range(now, end + 1)
+        slow = [LinearTime(0.0, 1.0), LinearTime(0.0, 1.0), LinearTime(0.0, 2.0)]
+        state = observe(state, steps, models=slow, first_free_step=end + 1)
+        now = end + 1
+    assert state.plan.batch_sizes != (32, 32, 32)
+    planned = list(records(state, range(now, state.exchange_after + 1), models=equal))
+    whole = [replace(record, period=130.0) for record in planned]
+    state = state.observe(whole, first_free_step=state.exchange_after + 1)
+    assert state.plan.batch_sizes == (32, 32, 32)
+    assert (state.phase, state.exchange_after) == ("planned", None)
+    assert "no shorter" in state.reason
