@@ -56,6 +56,8 @@ class PlansBatches(Protocol):
 
     def begin_planning(self) -> None: ...
 
+    def measure(self, enabled: bool) -> None: ...
+
     def begin_epoch(self) -> None: ...
 
     def finish_step(self) -> None: ...
@@ -196,9 +198,7 @@ class BoaCallbackBehaviour:
 
     def _measure_while_needed(self, strategy: PlansBatches) -> None:
         orchestration = strategy.orchestration
-        strategy.clock.enabled = (
-            orchestration is not None and orchestration.exchange_after is not None
-        )
+        strategy.measure(orchestration is not None and orchestration.exchange_after is not None)
 
 
 def _strategy_of(trainer: Any) -> PlansBatches:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from types import MemberDescriptorType, new_class
 from typing import Any, TypeVar, cast
@@ -96,9 +95,9 @@ class _Twin(DataLoader[Any]):
             yielded += 1
             if iteration is earlier or yielded > iteration.lists:
                 raise self._odd_batches(yielded, 0 if iteration is earlier else iteration.lists)
-            share = replace(iteration.shares.popleft(), wait=self.last_wait)
+            share = iteration.shares.popleft()
             if self._boa_deliver is not None:
-                self._boa_deliver(share)
+                self._boa_deliver(share._replace(wait=self.last_wait))
             yield batch
             asked = self._boa_clock()
         if yielded == 0:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_boa.data.order import GlobalOrder, Indices, as_list, digest
 from lightning_boa.errors import LoaderError
@@ -28,8 +27,7 @@ class EpochSetter:
         self._batch_sampler.set_epoch(epoch)
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """A rank's part of one step.
 
     Attributes:

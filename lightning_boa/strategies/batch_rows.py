@@ -45,6 +45,10 @@ class RowCheck:
 
 
 def _sizes(batch: Any) -> list[tuple[int, ...]]:
+    if isinstance(batch, Tensor):
+        return [tuple(batch.shape)]
+    if isinstance(batch, (list, tuple)) and all(isinstance(part, Tensor) for part in batch):
+        return [tuple(part.shape) for part in batch]
     return [tuple(leaf.shape) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 

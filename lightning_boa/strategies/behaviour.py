@@ -113,7 +113,8 @@ class BoaBehaviour(_Base):
         self._rows_in_step: int | None = None
         self._weighted_backwards = 0
         self._after_step: list[Callable[[], None]] = []
-        self._handles: list[Any] = []
+        self._measuring: Any = None
+        self._watching: list[Any] = []
 
     @property
     def share(self) -> Share | None:
@@ -269,23 +270,33 @@ class BoaBehaviour(_Base):
             return
         self.clock = self.new_clock()
         self.memory = self.new_memory_profile()
-        assert self.lightning_module is not None
-        self._handles = [
-            self.lightning_module.register_forward_pre_hook(ClockEntry(self.clock)),
-            *(
+        if not self._is_automatic:
+            self._watching = [
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     self._refuse_unweighted_backward
                 )
                 for parameter in self._watched_parameters()
-            ),
-        ]
+            ]
 
     @override
     def teardown(self) -> None:
-        for handle in self._handles:
+        self.measure(False)
+        for handle in self._watching:
             handle.remove()
-        self._handles = []
+        self._watching = []
         super().teardown()
+
+    def measure(self, enabled: bool) -> None:
+        """Measure the steps from here on, or leave them alone."""
+        self.clock.enabled = enabled
+        if enabled and self._measuring is None:
+            assert self.lightning_module is not None
+            self._measuring = self.lightning_module.register_forward_pre_hook(
+                ClockEntry(self.clock), prepend=True
+            )
+        elif not enabled and self._measuring is not None:
+            self._measuring.remove()
+            self._measuring = None
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)

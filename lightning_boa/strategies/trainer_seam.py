@@ -80,7 +80,7 @@ def index_recorder(trainer: Any, batch_sampler: ShareBatchSampler) -> Any:
 
 def log_rows(trainer: Any, rows: int) -> None:
     """Let `self.log` weigh the present batch by its rows."""
-    results = trainer._results
+    results = trainer.fit_loop.epoch_loop._results if trainer.training else trainer._results
     if results is not None:
         results.batch_size = rows
 

@@ -150,7 +150,7 @@ def logged(package: Any) -> Any:
     results = importlib.import_module(
         f"{package.__name__}.trainer.connectors.logger_connector.result"
     )._ResultCollection(training=True)
-    return SimpleNamespace(_results=results)
+    return SimpleNamespace(training=False, _results=results)
 
 
 def log(trainer: Any, name: str, value: float, **options: Any) -> None:
@@ -172,7 +172,7 @@ def test_logged_values_weigh_their_rows(logged: Any) -> None:
 
 
 def test_outside_of_a_loop_nothing_is_weighed() -> None:
-    trainer_seam.log_rows(SimpleNamespace(_results=None), 3)
+    trainer_seam.log_rows(SimpleNamespace(training=False, _results=None), 3)
 
 
 def test_a_ghost_leaves_what_was_logged_as_it_was(logged: Any) -> None:
