@@ -22,6 +22,7 @@ from lightning_boa.planning.records import (
     step_periods,
 )
 from lightning_boa.planning.rounds import (
+    LEAST_GAIN,
     Decision,
     Evidence,
     after_first_round,
@@ -288,7 +289,7 @@ class Orchestration:
         return replace(self._planned(better, first_free_step), refined=True)
 
     def _withdrawn(self, first_free_step: int) -> Orchestration | None:
-        """The equal split again, where whole steps are no shorter under the plan; else None.
+        """The equal split again, where whole steps are not a hundredth shorter under the plan; else None.
 
         What slowed a rank in the warm-up may have had nothing to do with its device.
         """
@@ -297,7 +298,7 @@ class Orchestration:
         planned = step_periods(self.counted_records, self.plan.batch_sizes)
         if self.plan.batch_sizes == evidence.equal or not equal or not planned:
             return None
-        if median(planned) < median(equal):
+        if median(planned) < (1 - LEAST_GAIN) * median(equal):
             return None
         return replace(
             self,
