@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -65,16 +65,14 @@ class Sharing:
         first_step: Callable[[], tuple[int, int]],
     ) -> tuple[DataLoader[Any], ShareBatchSampler]:
         """The twin that delivers this rank's part of each training step, and its sampler."""
-        sampler = self._sampler(source, global_batch_size, rows_of, first_step, source.drop_last)
+        sampler = self._sampler(source, global_batch_size, rows_of, first_step)
         return boa_loader(source.loader, sampler, deliver=self.deliver), sampler
 
     def evaluation(
         self, source: LoaderSource, global_batch_size: int, rows_of: Split
     ) -> DataLoader[Any]:
         """The twin for validation and test: every row once, the same number of steps on all ranks."""
-        sampler = self._sampler(
-            source, global_batch_size, rows_of, _from_the_start, source.drop_last
-        )
+        sampler = self._sampler(source, global_batch_size, rows_of, _from_the_start)
         return boa_loader(source.loader, sampler, deliver=self.deliver)
 
     def prediction(
@@ -86,14 +84,11 @@ class Sharing:
         record: Callable[[ShareBatchSampler], Any],
     ) -> DataLoader[Any]:
         """The twin for predict: every row once; a rank leaves out the steps in which it has no rows."""
-        sampler = ShareBatchSampler(
-            source.order,
-            rank=self.rank,
-            global_batch_size=global_batch_size,
-            drop_last=False,
-            seed=self.seed,
-            rows_of=rows_of,
-            first_step=_from_the_start,
+        sampler = self._sampler(
+            replace(source, drop_last=False),
+            global_batch_size,
+            rows_of,
+            _from_the_start,
             skip_ghosts=True,
         )
         return boa_loader(source.loader, record(sampler), sized=len(source.order) >= ranks)
@@ -104,17 +99,19 @@ class Sharing:
         global_batch_size: int,
         rows_of: Split,
         first_step: Callable[[], tuple[int, int]],
-        drop_last: bool,
+        skip_ghosts: bool = False,
     ) -> ShareBatchSampler:
+        compares_orders = isinstance(source.order, SampledOrder) and not skip_ghosts
         return ShareBatchSampler(
             source.order,
             rank=self.rank,
             global_batch_size=global_batch_size,
-            drop_last=drop_last,
+            drop_last=source.drop_last,
             seed=self.seed,
             rows_of=rows_of,
             first_step=first_step,
-            check_order=self.note_order if isinstance(source.order, SampledOrder) else None,
+            skip_ghosts=skip_ghosts,
+            check_order=self.note_order if compares_orders else None,
         )
 
 
