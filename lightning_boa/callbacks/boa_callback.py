@@ -178,7 +178,8 @@ class BoaCallbackBehaviour:
             check_digest(after.schedule.digest, "schedule of plans", device)
             strategy.orchestration = after
         self._measure_while_needed(strategy)
-        if before.phase == "warmup" and after.phase == "planned":
+        is_new = before.phase == "warmup" or before.plan.batch_sizes != after.plan.batch_sizes
+        if after.phase == "planned" and is_new:
             rank_zero_info(f"boa: {_rows(after.plan)} rows per rank; {after.reason}")
 
     def _do_without_measurements(self, strategy: PlansBatches) -> None:
