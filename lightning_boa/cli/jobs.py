@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import read_write
 
 from lightning_boa.errors import UnsupportedError
+from lightning_boa.strategies import process_group
 
 _LAUNCHER_VARIABLES = (
     "LOCAL_RANK",
@@ -45,10 +46,11 @@ def one_job() -> Iterator[None]:
         hydra.run.dir = hydra.runtime.output_dir
     try:
         yield
+        if launched_here:
+            process_group.leave()
     finally:
         sys.argv = argv
         if launched_here:
-            _leave_process_group()
             _restore(environment)
 
 
@@ -73,11 +75,6 @@ def _flags(arguments: list[str]) -> list[str]:
         elif argument.startswith("-") and argument not in _MULTIRUN_FLAGS:
             kept.append(argument)
     return kept
-
-
-def _leave_process_group() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def _restore(environment: dict[str, str | None]) -> None:

@@ -33,7 +33,7 @@ from lightning_boa.profiling import (
     memory_profile_of,
     timeline_of,
 )
-from lightning_boa.strategies import ghost, reduction, trainer_seam
+from lightning_boa.strategies import ghost, process_group, reduction, trainer_seam
 from lightning_boa.strategies.batch_rows import RowCheck
 from lightning_boa.strategies.deliveries import Deliveries
 from lightning_boa.strategies.loaders import LoaderSource, Sharing
@@ -254,7 +254,10 @@ class BoaBehaviour(_Base):
 
     @override
     def setup_environment(self) -> None:
+        made_here = not dist.is_initialized()
         super().setup_environment()
+        if made_here:
+            process_group.leave_at_exit()
         if dist.get_world_size() != self.world_size:
             raise UnsupportedError(
                 f"Expected a process group of {self.world_size} ranks, got one of {dist.get_world_size()} from an"
@@ -285,6 +288,11 @@ class BoaBehaviour(_Base):
             handle.remove()
         self._watching = []
         super().teardown()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        process_group.do_not_leave()
+        super().on_exception(exception)
 
     def measure(self, enabled: bool) -> None:
         """Measure the steps from here on, or leave them alone."""

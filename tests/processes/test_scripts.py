@@ -51,16 +51,20 @@ if __name__ == "__main__":
             "plan": plan and list(plan.batch_sizes),
             "devices": len(getattr(trainer.strategy, "device_names", ())),
         }}))
+    {ending}
 """
+LEAVES = "torch.distributed.destroy_process_group()"
+COLLECTIVE_THAT_NOBODY_AWAITS = "torch.distributed.all_reduce(torch.ones(2_000_000), async_op=True)"
 
 
-def run_script(folder: Path, lightning: str, strategy: str) -> dict[str, Any]:
+def run_script(folder: Path, lightning: str, strategy: str, ending: str = "") -> dict[str, Any]:
     script = folder / "train.py"
     script.write_text(
         SCRIPT.format(
             lightning=lightning,
             strategy=strategy,
             added_import="" if strategy.startswith("ddp") else "import lightning_boa",
+            ending=ending,
         )
     )
     outcome = subprocess.run(
@@ -80,7 +84,7 @@ def run_script(folder: Path, lightning: str, strategy: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def under_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_script(tmp_path_factory.mktemp("ddp"), "pytorch_lightning", "ddp")
+    return run_script(tmp_path_factory.mktemp("ddp"), "pytorch_lightning", "ddp", LEAVES)
 
 
 @pytest.mark.parametrize(
@@ -103,3 +107,8 @@ def test_a_script_needs_one_more_import(
     assert sum(under_boa["plan"]) == 10
     assert under_boa["devices"] == 2
     assert under_boa["weights"][0] == pytest.approx(under_ddp["weights"][0], rel=1e-5)
+
+
+@pytest.mark.full
+def test_threads_of_gloo_do_not_abort_a_script_that_has_done_its_work(tmp_path: Path) -> None:
+    run_script(tmp_path, "pytorch_lightning", "boa", COLLECTIVE_THAT_NOBODY_AWAITS)
