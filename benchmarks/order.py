@@ -76,7 +76,7 @@ def measure_in_fresh_process(candidate: str, arguments: argparse.Namespace) -> d
 def start_boa(arguments: argparse.Namespace) -> dict[str, Any]:
     from torch.utils.data import DataLoader
 
-    from lightning_boa.data import ShareBatchSampler, boa_loader, order_of
+    from lightning_boa.data import EvenSteps, ShareBatchSampler, boa_loader, order_of
 
     def rows_of(_: int, step_rows: int) -> tuple[int, ...]:
         each, rest = divmod(step_rows, arguments.ranks)
@@ -86,10 +86,10 @@ def start_boa(arguments: argparse.Namespace) -> dict[str, Any]:
         loader: DataLoader[int]
         loader = DataLoader(range(arguments.rows), arguments.batch_size, shuffle=True)  # type: ignore[arg-type]
         sampler = ShareBatchSampler(
-            order_of(loader),
+            EvenSteps(
+                order_of(loader.sampler), arguments.batch_size * arguments.ranks, drop_last=False
+            ),
             rank=0,
-            global_batch_size=arguments.batch_size * arguments.ranks,
-            drop_last=False,
             seed=0,
             rows_of=rows_of,
             first_step=lambda: (0, 0),

@@ -5,6 +5,7 @@ Importing this package registers the strategies; nothing else has to change in a
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from lightning_boa.planning import (
 
 if TYPE_CHECKING:
     from lightning_boa.for_pytorch_lightning import BoaCallback, BoaStrategy, EmulatedCluster
+    from lightning_boa.strategies.gathering import gather_rows
 
 __all__ = [
     "BatchPlan",
@@ -26,10 +28,12 @@ __all__ = [
     "EmulatedCluster",
     "LinearTime",
     "TableTime",
+    "gather_rows",
     "plan_batches",
 ]
 
 _FOR_A_LIGHTNING = ("BoaCallback", "BoaStrategy", "EmulatedCluster")
+_NEEDS_TORCH = {"gather_rows": "lightning_boa.strategies.gathering"}
 
 try:
     __version__ = version("lightning-boa")
@@ -42,8 +46,10 @@ registration.register_strategies()
 def __getattr__(name: str) -> Any:
     if name in _FOR_A_LIGHTNING:
         return getattr(registration.classes(), name)
+    if name in _NEEDS_TORCH:
+        return getattr(import_module(_NEEDS_TORCH[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_FOR_A_LIGHTNING])
+    return sorted([*globals(), *_FOR_A_LIGHTNING, *_NEEDS_TORCH])

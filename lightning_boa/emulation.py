@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_boa.errors import OptionError
+from lightning_boa.wrong_lightning import refuse_mix
 
 FORWARD_SHARE = 1 / 3
 
@@ -119,6 +120,7 @@ class EmulatedClusterBehaviour:
         return max(self.floor[rank], lasting)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        refuse_mix(self, trainer)
         if len(self.seconds_per_sample) != trainer.world_size:
             raise OptionError(
                 f"seconds_per_sample: expected one value per rank ({trainer.world_size}), got"

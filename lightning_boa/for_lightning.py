@@ -10,6 +10,7 @@ from typing_extensions import override
 from lightning_boa.callbacks import BoaCallbackBehaviour
 from lightning_boa.emulation import EmulatedClusterBehaviour
 from lightning_boa.strategies import BoaBehaviour, HandsBackResults
+from lightning_boa.wrong_lightning import let_others_ask
 
 __all__ = ["BoaCallback", "BoaStrategy", "EmulatedCluster"]
 
@@ -36,3 +37,6 @@ class BoaStrategy(BoaBehaviour, DDPStrategy):
             super()._configure_launcher()
         else:
             self._launcher = BoaLauncher(self, start_method=self._start_method)
+
+
+let_others_ask(BoaStrategy)

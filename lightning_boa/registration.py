@@ -10,10 +10,8 @@ from typing import Any
 
 import wrapt
 
-CLASSES_FOR = {
-    "pytorch_lightning": "lightning_boa.for_pytorch_lightning",
-    "lightning.pytorch": "lightning_boa.for_lightning",
-}
+from lightning_boa.wrong_lightning import CLASSES_FOR
+
 START_METHODS = {
     "boa": "popen",
     "boa_spawn": "spawn",

@@ -21,6 +21,7 @@ from lightning_boa.profiling import (
     decide_once,
     exchange_records,
 )
+from lightning_boa.wrong_lightning import refuse_mix
 
 STATE_KEY = "lightning_boa"
 WINDOW_KEY = "accumulate_grad_batches"
@@ -41,6 +42,9 @@ class PlansBatches(Protocol):
     def plan(self) -> BatchPlan | None: ...
 
     @property
+    def fixed_reason(self) -> str: ...
+
+    @property
     def first_free_step(self) -> int: ...
 
     @property
@@ -54,11 +58,15 @@ class PlansBatches(Protocol):
 
     def log_rows(self) -> None: ...
 
+    def log_epoch_rows(self) -> None: ...
+
     def begin_planning(self) -> None: ...
 
     def measure(self, enabled: bool) -> None: ...
 
     def begin_epoch(self) -> None: ...
+
+    def end_epoch(self) -> None: ...
 
     def finish_step(self) -> None: ...
 
@@ -73,27 +81,28 @@ class BoaCallbackBehaviour:
     The strategy attaches it; add it to the trainer yourself only to place it among other callbacks.
     """
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        refuse_mix(self, trainer)
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         strategy = _strategy_of(trainer)
-        _refuse_several_loaders(trainer.train_dataloader)
         check_same(strategy.take_new_facts())
         strategy.device_names = _gather_device_names(trainer)
         strategy.begin_planning()
         plan, orchestration = strategy.plan, strategy.orchestration
         assert plan is not None
         check_digest(plan.digest, "plan", strategy.root_device)
-        if trainer.world_size == 1:
-            rank_zero_info("boa: one device, so there is nothing to balance.")
-        elif orchestration is None:
-            rank_zero_info(f"boa: fixed plan, {_rows(plan)} rows per rank.")
+        if orchestration is None:
+            rows = "" if trainer.world_size == 1 else f": {_rows(plan)} rows per rank"
+            rank_zero_info(f"boa: {strategy.fixed_reason}{rows}.")
         if _synchronizes_batch_norm(pl_module):
             self._do_without_measurements(strategy)
         self._measure_while_needed(strategy)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         strategy = _strategy_of(trainer)
-        strategy.begin_epoch()
         _compare_new_loaders(strategy)
+        strategy.begin_epoch()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         strategy = _strategy_of(trainer)
@@ -126,9 +135,17 @@ class BoaCallbackBehaviour:
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         strategy = _strategy_of(trainer)
+        strategy.log_epoch_rows()
+        strategy.end_epoch()
         orchestration = strategy.orchestration
         if orchestration is not None and orchestration.phase == "warmup":
             self._exchange(strategy, closing=True)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        _strategy_of(trainer).log_epoch_rows()
+
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        _strategy_of(trainer).log_epoch_rows()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         state = _strategy_of(trainer).state()
@@ -211,14 +228,6 @@ def _strategy_of(trainer: Any) -> PlansBatches:
         )
     planner: PlansBatches = strategy
     return planner
-
-
-def _refuse_several_loaders(loaders: Any) -> None:
-    if isinstance(loaders, (list, tuple, dict)) and len(loaders) > 1:
-        raise UnsupportedError(
-            f"Expected one training loader, got {len(loaders)}. Combine the data sets in one loader, or train with"
-            ' strategy="ddp".'
-        )
 
 
 def _gather_device_names(trainer: Any) -> tuple[str, ...]:

@@ -12,26 +12,39 @@ from lightning_boa.data.order import (
     SampledOrder,
     SequentialOrder,
     ShuffledOrder,
-    batch_size_of,
     digest,
-    drop_last_of,
+    length_of,
     order_of,
 )
 from lightning_boa.data.sampler import EpochSetter, Share, ShareBatchSampler
+from lightning_boa.data.source import BatchSource, RowSource, Source, is_stream, source_of
+from lightning_boa.data.steps import BatchListSteps, EvenSteps, Steps
+from lightning_boa.data.stream import RowRequests, Together, can_be_planned, stream_loader
 
 __all__ = [
+    "BatchListSteps",
+    "BatchSource",
     "EpochSetter",
+    "EvenSteps",
     "GlobalOrder",
     "Indices",
+    "RowRequests",
+    "RowSource",
     "SampledOrder",
     "SequentialOrder",
     "Share",
     "ShareBatchSampler",
     "ShuffledOrder",
-    "batch_size_of",
+    "Source",
+    "Steps",
+    "Together",
     "boa_loader",
+    "can_be_planned",
     "digest",
-    "drop_last_of",
+    "is_stream",
+    "length_of",
     "order_of",
     "original_loader",
+    "source_of",
+    "stream_loader",
 ]

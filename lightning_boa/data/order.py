@@ -19,9 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -100,16 +97,16 @@ class SampledOrder:
     sampler: Iterable[Any]
 
     def __post_init__(self) -> None:
-        length = _sized(self.sampler)
+        length = length_of(self.sampler)
         if length is None:
             raise LoaderError(
-                f"expected a sampler with __len__, got {_name(self.sampler)} without one: the "
+                f"expected a sampler with __len__, got {name_of(self.sampler)} without one: the "
                 "number of steps must be known before training. Give the sampler a __len__, "
                 f"{_GO_ON}."
             )
 
     def __len__(self) -> int:
-        length = _sized(self.sampler)
+        length = length_of(self.sampler)
         assert length is not None
         return length
 
@@ -123,28 +120,27 @@ class SampledOrder:
         if callable(set_epoch):
             set_epoch(epoch)
         rows = len(self)
-        with _agreed_randomness(seed, epoch, self.sampler):
-            drawn = _collect(islice(self.sampler, rows + 1))
+        with agreed_randomness(seed, epoch, self.sampler):
+            drawn = as_indices(islice(self.sampler, rows + 1))
         if len(drawn) != rows:
             raise LoaderError(
-                f"expected {rows} rows in epoch {epoch}, as len({_name(self.sampler)}) says, got "
+                f"expected {rows} rows in epoch {epoch}, as len({name_of(self.sampler)}) says, got "
                 f"{'more' if len(drawn) > rows else len(drawn)}. Make the sampler's __len__ the "
                 f"number of rows that it yields, {_GO_ON}."
             )
         return drawn
 
 
-def order_of(loader: DataLoader[Any]) -> GlobalOrder:
-    """The global order that `loader` asks for, without drawing it.
+def order_of(sampler: Any) -> GlobalOrder:
+    """The global order that a sampler of single rows asks for, without drawing it.
 
     Shuffled for a `RandomSampler` that permutes all rows (its own generator gives way to the
     common seed), sequential for a `SequentialSampler`; a `DistributedSampler` is replaced by the
     order of its whole data set, shuffled if it shuffles; any other sampler is drawn once an epoch.
 
     Raises:
-        LoaderError: no order exists that could be split exactly, or the loader is not one of torch.
+        LoaderError: no order exists that could be split exactly.
     """
-    sampler: Any = _batch_sampler_of(loader).sampler
     if type(sampler) is SequentialSampler:
         return SequentialOrder(len(sampler))
     if type(sampler) is RandomSampler and _permutes(sampler):
@@ -152,31 +148,23 @@ def order_of(loader: DataLoader[Any]) -> GlobalOrder:
     if type(sampler) is DistributedSampler:
         rows = len(cast(Sized, sampler.dataset))
         return ShuffledOrder(rows) if sampler.shuffle else SequentialOrder(rows)
-    if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
-        raise LoaderError(
-            f"expected a sampler that yields the same rows on every rank, got {_name(sampler)}, "
-            "which splits them among the ranks itself (it has num_replicas and rank). Pass the "
-            f"sampler of the whole data set, {_GO_ON}."
-        )
+    refuse_own_split(sampler)
     return SampledOrder(sampler)
 
 
-def batch_size_of(loader: DataLoader[Any]) -> int:
-    """Rows per batch of the user's loader.
+def refuse_own_split(sampler: object) -> None:
+    """Refuse a sampler that gives each rank other rows.
 
     Raises:
-        LoaderError: where `order_of` does.
+        LoaderError: it has a rank and a number of replicas.
     """
-    return int(_batch_sampler_of(loader).batch_size)
-
-
-def drop_last_of(loader: DataLoader[Any]) -> bool:
-    """Whether the user's loader leaves a short last batch out.
-
-    Raises:
-        LoaderError: where `order_of` does.
-    """
-    return bool(_batch_sampler_of(loader).drop_last)
+    if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
+        raise LoaderError(
+            f"expected a sampler that yields the same rows on every rank, got {name_of(sampler)}, "
+            "which splits them among the ranks itself (it has num_replicas and rank). Pass the "
+            "sampler of the whole data set, or keep your split with "
+            "Trainer(use_distributed_sampler=False)."
+        )
 
 
 def digest(indices: Indices) -> int:
@@ -201,55 +189,26 @@ def as_list(indices: Indices) -> list[Any]:
     return rows
 
 
-def _batch_sampler_of(loader: object) -> BatchSampler:
-    if not isinstance(loader, DataLoader):
-        raise LoaderError(
-            f"expected a torch.utils.data.DataLoader, got {_name(loader)}: only a DataLoader says "
-            "which row stands at which position. Return a DataLoader, or several in a list or "
-            f"dict, {_GO_ON}."
-        )
-    if isinstance(loader.dataset, IterableDataset):
-        raise LoaderError(
-            "expected a data set with __getitem__ and __len__, got the IterableDataset "
-            f"{_name(loader.dataset)}: a stream has no positions that could be split exactly. Use "
-            f"a map-style data set, {_GO_ON}."
-        )
-    if loader.batch_sampler is None:
-        raise LoaderError(
-            "expected a loader that makes batches, got batch_size=None. Pass batch_size=n and "
-            "let the loader collate the rows (collate_fn, or __getitems__ of the data set), "
-            f"{_GO_ON}."
-        )
-    if type(loader.batch_sampler) is not BatchSampler:
-        raise LoaderError(
-            f"expected torch's own BatchSampler, got {_name(loader.batch_sampler)}: a batch "
-            "sampler decides the size of each batch, which is what the plan decides here. Pass "
-            f"batch_size and a sampler of single rows instead, {_GO_ON}."
-        )
-    if not getattr(loader, "in_order", True):
-        raise LoaderError(
-            "expected a loader that hands its batches out in order, got in_order=False: the "
-            f"ranks would take their rows from different steps. Leave in_order=True, {_GO_ON}."
-        )
-    return loader.batch_sampler
-
-
 def _permutes(sampler: RandomSampler) -> bool:
     return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
 
 
-def _sized(sampler: object) -> int | None:
+def length_of(sampler: object) -> int | None:
+    """The length of a sampler or loader, None where it has none."""
     try:
         return len(sampler)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         return None
 
 
-def _name(thing: object) -> str:
+def name_of(thing: object) -> str:
+    """What an error calls a thing: its type with the module."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
 
 
-def _collect(rows: Iterator[Any]) -> Indices:
+def as_indices(rows: Iterable[Any]) -> Indices:
+    """An int64 array if all rows are of type int, else a list of the objects."""
+    rows = iter(rows)
     arrays: list[NDArray[np.int64]] = []
     while chunk := list(islice(rows, _CHUNK)):
         array = _int_array(chunk)
@@ -269,7 +228,8 @@ def _int_array(chunk: list[Any]) -> NDArray[np.int64] | None:
 
 
 @contextmanager
-def _agreed_randomness(seed: int, epoch: int, sampler: object) -> Iterator[None]:
+def agreed_randomness(seed: int, epoch: int, sampler: object) -> Iterator[None]:
+    """Inside the block every generator that a sampler may use is seeded from (seed, epoch); then all are put back."""
     words = np.random.SeedSequence([seed % 2**64, epoch]).generate_state(2)
     agreed = int(words[0]) << 32 | int(words[1])
     with ExitStack() as former:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any, NamedTuple
 
-from lightning_boa.data.order import GlobalOrder, Indices, as_list, digest
+from lightning_boa.data.order import Indices, as_list, digest
+from lightning_boa.data.steps import DrawnEpoch, Steps
 from lightning_boa.errors import LoaderError
 
 _GHOST_ROWS = 2
@@ -60,20 +61,17 @@ class Iteration:
 class ShareBatchSampler:
     """Lists of the rows of one rank, one list a step.
 
-    Step s of an epoch covers positions [s B, (s + 1) B) of the global order; a rank's rows follow
-    those of the lower ranks. The first `next()` of an iteration asks `first_step`, then reads the
-    epoch and draws the order; `iter()` reads nothing.
+    A rank's rows of a step follow those of the lower ranks. The first `next()` of an iteration asks
+    `first_step`, then reads the epoch and draws its steps; `iter()` reads nothing.
 
     A rank without rows in a step hands out a ghost: the first two rows of the step (its one row
-    twice), to be given the weight 0. With `skip_ghosts` it leaves the step out instead; the split
-    of a full and of the short last step is then asked for once, at construction, because the
-    length depends on it.
+    twice), to be given the weight 0. With `skip_ghosts` it leaves the step out instead; where steps
+    are even the split of a full and of the short last step is then asked for once, at construction,
+    because the length depends on it.
 
     Args:
-        order: rows by position.
+        steps: the rows of each step.
         rank: whose share.
-        global_batch_size: B, rows of a step over all ranks.
-        drop_last: leave out a last step of fewer than B rows.
         seed: of the order.
         rows_of: (step since training began, rows of that step) -> rows of each rank.
         first_step: () -> (steps of this epoch that are done, steps since training began that are
@@ -81,6 +79,8 @@ class ShareBatchSampler:
         skip_ghosts: leave out the steps in which this rank has no rows.
         check_order: called with the digest of each order drawn, before its first rows are handed
             out, so that ranks can compare what a custom sampler gave them.
+        starts_again: whether an epoch that is over begins again beside a longer loader; None where
+            there is no other loader.
 
     Attributes:
         handed_out: step since training began of the rows handed out last, -1 before any. Loader
@@ -92,33 +92,25 @@ class ShareBatchSampler:
         sampler: takes Lightning's `set_epoch`.
 
     Raises:
-        LoaderError: a global batch without rows, or a negative rank.
+        LoaderError: a negative rank.
     """
 
     def __init__(
         self,
-        order: GlobalOrder,
+        steps: Steps,
         *,
         rank: int,
-        global_batch_size: int,
-        drop_last: bool,
         seed: int,
         rows_of: Callable[[int, int], Sequence[int]],
         first_step: Callable[[], tuple[int, int]],
         skip_ghosts: bool = False,
         check_order: Callable[[int], object] | None = None,
+        starts_again: Callable[[], bool | None] | None = None,
     ) -> None:
-        if global_batch_size < 1:
-            raise LoaderError(
-                "expected a global batch of at least one row, got "
-                f"global_batch_size={global_batch_size}"
-            )
         if rank < 0:
             raise LoaderError(f"expected a rank of at least 0, got rank={rank}")
-        self.order = order
+        self.steps = steps
         self.rank = rank
-        self.global_batch_size = global_batch_size
-        self.drop_last = drop_last
         self.seed = seed
         self.epoch = 0
         self.skip_ghosts = skip_ghosts
@@ -129,20 +121,18 @@ class ShareBatchSampler:
         self._rows_of = rows_of
         self._first_step = first_step
         self._check_order = check_order
-        self._full_steps, remainder = divmod(len(order), global_batch_size)
-        self._short_rows = 0 if drop_last else remainder
-        self._steps = self._full_steps + (self._short_rows > 0)
-        self._order_rows = len(order)
+        self._starts_again = starts_again
+        self._begun: int | None = None
         self._settled: dict[int, Sequence[int]] = {}
-        if skip_ghosts:
-            sizes = (global_batch_size, self._short_rows)
+        if skip_ghosts and steps.short_rows is not None:
+            sizes = (steps.global_batch_size, steps.short_rows)
             self._settled = {rows: self._split(0, rows) for rows in sizes if rows}
 
     @property
     def batch_size(self) -> int:
         """Rows of this rank in a full step, under the split of the step handed out last."""
         step = self.handed_out if self.handed_out >= 0 else self._first_step()[1]
-        return self._split(step, self.global_batch_size)[self.rank]
+        return self._split(step, self.steps.global_batch_size)[self.rank]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "lock"}
@@ -156,33 +146,56 @@ class ShareBatchSampler:
 
     def __len__(self) -> int:
         """Lists in a whole epoch: its steps, less those that `skip_ghosts` leaves out."""
-        return self._lists_from(0)
+        short_rows = self.steps.short_rows
+        if not self.skip_ghosts:
+            return len(self.steps)
+        if short_rows is None:
+            raise TypeError(
+                "how many steps have rows for this rank is not known before they are drawn"
+            )
+        kinds = (
+            (len(self.steps) - (short_rows > 0), self.steps.global_batch_size),
+            (int(short_rows > 0), short_rows),
+        )
+        return sum(steps for steps, rows in kinds if steps and self._settled[rows][self.rank])
 
     def __iter__(self) -> Iterator[list[Any]]:
         position, done = self._first_step()
-        assert 0 <= position <= self._steps, f"{position=} of {self._steps} steps"
-        self.iteration = iteration = Iteration(self._lists_from(position))
-        indices = self.order.draw(self.seed, self.epoch)
-        if len(indices) != self._order_rows:
-            raise LoaderError(
-                f"expected {self._order_rows} rows in every epoch, as at the start of training, got {len(indices)} in"
-                f" epoch {self.epoch}. Let the sampler have the same length always, or set"
-                " Trainer(reload_dataloaders_every_n_epochs=1)."
-            )
+        drawn = self.steps.draw(self.seed, self.epoch)
+        position = self._position(position, drawn.steps)
+        indices = drawn.indices
         if self._check_order is not None:
             self._check_order(digest(indices))
-        for ahead in range(self._steps - position):
+        self.iteration = iteration = Iteration(self._lists(drawn, position, done))
+        for ahead in range(drawn.steps - position):
             step = done + ahead
-            start = (position + ahead) * self.global_batch_size
-            step_rows = min(self.global_batch_size, self._order_rows - start)
+            start, end = drawn.bounds(position + ahead)
             with self.lock:
-                split = self._split(step, step_rows)
+                split = self._split(step, end - start)
                 self.handed_out = step
-            rows = self._rows(indices, start, split, step_rows)
+            rows = self._rows(indices, start, split, end - start)
             if rows:
                 iteration.lists += 1
-                iteration.shares.append(Share(step, split[self.rank], step_rows, len(rows)))
+                iteration.shares.append(Share(step, split[self.rank], end - start, len(rows)))
                 yield rows
+
+    def _position(self, position: int, steps: int) -> int:
+        """Where to begin: a loader that is cycled through begins an epoch again."""
+        again, self._begun = self._begun == self.epoch, self.epoch
+        starts_again = None if self._starts_again is None else self._starts_again()
+        if starts_again is None:
+            assert 0 <= position <= steps, f"{position=} of {steps} steps"
+            return position
+        if not starts_again:
+            return min(position, steps)
+        return 0 if again else position % max(steps, 1)
+
+    def _lists(self, drawn: DrawnEpoch, position: int, done: int) -> int:
+        steps = range(position, drawn.steps)
+        if not self.skip_ghosts:
+            return len(steps)
+        bounds = map(drawn.bounds, steps)
+        return sum(self._split(done, end - start)[self.rank] > 0 for start, end in bounds)
 
     def _rows(
         self, indices: Indices, start: int, split: Sequence[int], step_rows: int
@@ -195,16 +208,6 @@ class ShareBatchSampler:
             return []
         ghost = as_list(indices[start : start + min(_GHOST_ROWS, step_rows)])
         return ghost * (_GHOST_ROWS // len(ghost))
-
-    def _lists_from(self, position: int) -> int:
-        full = max(self._full_steps - position, 0)
-        short = self._steps - position - full
-        kinds = ((full, self.global_batch_size), (short, self._short_rows))
-        return sum(
-            steps
-            for steps, rows in kinds
-            if steps and (not self.skip_ghosts or self._settled[rows][self.rank])
-        )
 
     def _split(self, step: int, step_rows: int) -> Sequence[int]:
         if step_rows in self._settled:

@@ -76,17 +76,20 @@ class BatchPlan:
     def rows_of(self, step_rows: int, least: int = LEAST_ROWS) -> tuple[int, ...]:
         """Rows of each rank in a step of ``step_rows``, which may be a short last batch.
 
+        More rows than the global batch (batches of varying size) are split in the same proportion.
         In a short one a rank has no rows or at least ``least`` (or its whole part, if that is less), as far as its rows
         go round: BatchNorm refuses a single row. The first rank with rows in the plan always has some.
 
         Raises:
-            PlanError: more rows than the global batch, or none.
+            PlanError: no rows.
         """
         whole = self.global_batch_size
         if step_rows == whole:
             return self.batch_sizes
-        if not 0 < step_rows < whole:
-            raise PlanError(f"a step has 1 to {whole} rows under this plan, got {step_rows}")
+        if step_rows < 1:
+            raise PlanError(f"a step has at least 1 row, got {step_rows}")
+        if step_rows > whole:
+            return apportion(self.batch_sizes, step_rows)
         return _short_split(self.batch_sizes, step_rows, least)
 
     def to_dict(self) -> dict[str, Any]:

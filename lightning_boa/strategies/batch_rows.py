@@ -17,6 +17,12 @@ def leading_sizes(batch: Any) -> list[int]:
     return [size[0] for size in _sizes(batch) if size]
 
 
+def rows_shown(batch: Any) -> int | None:
+    """The leading size that all tensors of a batch share; None where they share none."""
+    leading = set(leading_sizes(batch))
+    return leading.pop() if len(leading) == 1 else None
+
+
 class RowCheck:
     """Refuses batches that show another number of rows than was asked for.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,20 +12,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DataLoader, IterableDataset
+from torch.optim import LBFGS
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lightning_boa.data import Share, ShareBatchSampler
-from lightning_boa.errors import UnsupportedError
-from lightning_boa.planning import (
-    BatchPlan,
-    Orchestration,
-    OrchestrationSettings,
-    Schedule,
-    apportion,
-    equal_split,
-    gradient_weight,
+from lightning_boa.data import (
+    RowRequests,
+    Share,
+    ShareBatchSampler,
+    Source,
+    can_be_planned,
+    is_stream,
+    length_of,
+    source_of,
+    stream_loader,
 )
+from lightning_boa.errors import UnsupportedError
+from lightning_boa.planning import BatchPlan, Orchestration, Schedule, apportion
 from lightning_boa.profiling import (
     ClockEntry,
     MemoryProfile,
@@ -33,12 +36,18 @@ from lightning_boa.profiling import (
     memory_profile_of,
     timeline_of,
 )
-from lightning_boa.strategies import ghost, process_group, reduction, trainer_seam
-from lightning_boa.strategies.batch_rows import RowCheck
+from lightning_boa.strategies import gathering, ghost, process_group, reduction, trainer_seam
+from lightning_boa.strategies.batch_rows import RowCheck, rows_shown
 from lightning_boa.strategies.deliveries import Deliveries
-from lightning_boa.strategies.loaders import LoaderSource, Sharing
+from lightning_boa.strategies.loaders import Sharing
+from lightning_boa.strategies.loss_weight import LossWeight, rule_of
 from lightning_boa.strategies.options import BatchWeight, BoaOptions, check_known, whole_numbers
 from lightning_boa.strategies.restart import Restart
+from lightning_boa.strategies.running_statistics import RunningStatistics
+from lightning_boa.strategies.step_plans import SWITCH, StepPlans, is_switched_off
+from lightning_boa.strategies.stream_agreement import StreamAgreement
+from lightning_boa.strategies.training_loaders import TrainingLoaders
+from lightning_boa.wrong_lightning import refuse_mix
 
 if TYPE_CHECKING:
     from pytorch_lightning.strategies import DDPStrategy as _Base
@@ -59,7 +68,9 @@ class BoaBehaviour(_Base):
         warmup: steps in which the devices are measured; "auto" ends as soon as the figures are good, at the latest
             with the first epoch.
         batch_weight: "samples" if the loss is a mean over rows, "sum" if it is a sum over rows, "none" if the loss
-            already brings the factor that makes the mean over ranks right.
+            already brings the factor that makes the mean over ranks right; or a function of the batch that says how
+            many things the loss is a mean over (tokens that count), or the sum of their weights. By default what the
+            module declares as `boa_batch_weight`, a method or one of these words, else "samples".
         granularity: shares are multiples of this many rows (the remainder goes to one rank).
         min_batch_size: fewest rows of a rank, a number or one per rank; 0 permits ranks without rows. With BatchNorm,
             which refuses a single row, 1 means 2 where the global batch permits it.
@@ -78,7 +89,7 @@ class BoaBehaviour(_Base):
         global_batch_size: int | None = None,
         batch_sizes: Sequence[int] | None = None,
         warmup: Literal["auto"] | int = "auto",
-        batch_weight: BatchWeight = "samples",
+        batch_weight: BatchWeight | None = None,
         granularity: int = 1,
         min_batch_size: int | Sequence[int] = 1,
         max_batch_size: int | Sequence[int | None] | None = None,
@@ -95,20 +106,20 @@ class BoaBehaviour(_Base):
         )
         check_known(ddp_kwargs, super().__init__)
         super().__init__(**ddp_kwargs)
-        self.orchestration: Orchestration | None = None
+        self._plans = StepPlans(self.options)
         self.device_names: tuple[str, ...] = ()
         self.clock = StepClock(rank=0)
         self.memory: MemoryProfile | None = None
         self._seed: int | None = None
-        self._restart: Restart | None = None
-        self._planned_for: Mapping[str, Any] = {}
-        self._fixed_schedule: Schedule | None = None
-        self._global_batch_size: int | None = None
-        self._source: LoaderSource | None = None
-        self._sampler: ShareBatchSampler | None = None
+        self._loaders: TrainingLoaders | None = None
+        self._samplers: list[ShareBatchSampler | RowRequests] = []
         self._new_facts: dict[str, Any] = {}
         self._drawn_order: int | None = None
-        self._deliveries = Deliveries()
+        self._trained = Deliveries(together=True)
+        self._evaluated = Deliveries()
+        self._share: Share | None = None
+        self._weight: LossWeight | None = None
+        self._statistics: RunningStatistics | None = None
         self._row_check = RowCheck()
         self._rows_in_step: int | None = None
         self._weighted_backwards = 0
@@ -119,40 +130,63 @@ class BoaBehaviour(_Base):
     @property
     def share(self) -> Share | None:
         """This rank's part of the step that runs; its rows are 0 where the rank only takes part."""
-        return self._deliveries.present
+        return self._share
+
+    @property
+    def orchestration(self) -> Orchestration | None:
+        """The loop that measures and plans; None before training and under a fixed plan."""
+        return self._plans.orchestration
+
+    @orchestration.setter
+    def orchestration(self, orchestration: Orchestration | None) -> None:
+        self._plans.orchestration = orchestration
+
+    @property
+    def fixed_schedule(self) -> Schedule | None:
+        """The schedule of a plan that nothing changes; None where the devices are measured."""
+        return self._plans.fixed
+
+    @fixed_schedule.setter
+    def fixed_schedule(self, schedule: Schedule | None) -> None:
+        self._plans.fixed = schedule
 
     @property
     def schedule(self) -> Schedule | None:
         """Which plan holds from which training step on; None before training."""
-        if self.orchestration is not None:
-            return self.orchestration.schedule
-        return self._fixed_schedule
+        return self._plans.schedule
 
     @property
     def plan(self) -> BatchPlan | None:
         """The latest plan, in the warm-up the split that is tried; None before training."""
-        schedule = self.schedule
-        return None if schedule is None else schedule.latest
+        return self._plans.latest
+
+    @property
+    def fixed_reason(self) -> str:
+        """Why nothing is measured, in a few words."""
+        return self._plans.fixed_reason
 
     @property
     def first_free_step(self) -> int:
-        """The first training step whose rows this rank's sampler has not handed out."""
-        assert self._sampler is not None
-        return max(self._sampler.handed_out, trainer_seam.present_step(self._trainer)) + 1
+        """The first training step whose rows this rank's samplers have not handed out."""
+        handed_out = max((sampler.handed_out for sampler in self._samplers), default=-1)
+        return max(handed_out, trainer_seam.present_step(self._trainer)) + 1
 
     @property
     def has_ranks_without_rows(self) -> bool:
         """Whether some rank will have no rows in some step under the present plan."""
-        plan, source = self.plan, self._source
+        plan, loaders = self.plan, self._loaders
         assert plan is not None
-        assert source is not None
-        short = source.last_rows(plan.global_batch_size)
-        return 0 in plan.batch_sizes or (short > 0 and 0 in self._split(plan, short))
+        assert loaders is not None
+        short_steps = (self._plans.split(plan, rows) for rows in loaders.last_rows())
+        return 0 in plan.batch_sizes or any(0 in split for split in short_steps)
 
-    def standing_still(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
         """While this is held no further step is handed out, not even by a loader that reads ahead in a thread."""
-        assert self._sampler is not None
-        return self._sampler.lock
+        with ExitStack() as held:
+            for sampler in self._samplers:
+                held.enter_context(sampler.lock)
+            yield
 
     def take_new_facts(self) -> Mapping[str, Any]:
         """What all ranks must have in common, where a loader has been set up since the last call."""
@@ -166,15 +200,7 @@ class BoaBehaviour(_Base):
 
     def state(self) -> dict[str, Any] | None:
         """What a checkpoint holds, plain values only; None before a training."""
-        if self._global_batch_size is None or self._seed is None:
-            return None
-        orchestration = self.orchestration
-        return Restart(
-            global_batch_size=self._global_batch_size,
-            seed=self._seed,
-            orchestration=None if orchestration is None else orchestration.to_dict(),
-            made_for=self._planned_for,
-        ).to_dict()
+        return None if self._seed is None else self._plans.state(self._seed)
 
     def restore(self, state: Mapping[str, Any], inside_epoch: bool) -> None:
         """Go on where a checkpoint stopped: its global batch, seed and plan hold from here.
@@ -183,15 +209,8 @@ class BoaBehaviour(_Base):
             UnsupportedError: the state was written by a newer version, or the training loader is set up already.
         """
         restart = Restart.of(state, inside_epoch)
-        if self._global_batch_size not in (None, restart.global_batch_size):
-            raise UnsupportedError(
-                f"Expected to read the checkpoint's global batch of {restart.global_batch_size} rows before the"
-                f" training loader is set up, which has {self._global_batch_size}. Ask for the loader or"
-                " trainer.estimated_stepping_batches in configure_optimizers, not in setup."
-            )
-        self._restart = restart
+        self._plans.restore(restart)
         self._seed = restart.seed
-        self.orchestration = None
 
     def new_clock(self) -> StepClock:
         """The clock that measures this rank's steps; a test may bring its own time."""
@@ -204,50 +223,56 @@ class BoaBehaviour(_Base):
     def begin_planning(self) -> None:
         """Measure and plan; go on with the plan of a checkpoint or an earlier fit if devices and model are the same."""
         assert self.lightning_module is not None
+        self._settle_loaders()
         parameters = sum(parameter.numel() for parameter in self.lightning_module.parameters())
-        made_for = {"devices": list(self.device_names), "parameters": parameters}
-        known: Mapping[str, Any] | None = None
-        known_for = self._planned_for
-        if self.orchestration is not None:
-            known = self.orchestration.to_dict()
-        elif self._restart is not None:
-            known, known_for = self._restart.orchestration, self._restart.made_for
-        self._planned_for = made_for
-        if self._fixed_schedule is not None:
-            return
         _, first_step = trainer_seam.steps_done(self._trainer)
-        if known is None or known_for != made_for:
-            self.orchestration = Orchestration.begin(self._settings, first_step)
-        else:
-            self.orchestration = Orchestration.resume(self._settings, known, first_step)
+        self._plans.begin(
+            {"devices": list(self.device_names), "parameters": parameters}, first_step
+        )
 
     def begin_epoch(self) -> None:
         """An epoch of training begins on this rank."""
         self.clock.interrupt()
-        self._deliveries.forget()
+        self._settle_loaders()
+
+    def end_epoch(self) -> None:
+        """An epoch of training is over on this rank; what its loaders gave too much is not used."""
+        self._trained.forget()
 
     def log_rows(self) -> None:
         """Let `self.log` weigh the batch that has arrived by its rows, not by the first tensor found in it."""
-        arrived = self._deliveries.arrived
+        arrived = (self._trained if self._trainer.training else self._evaluated).next
         if arrived is not None:
             trainer_seam.log_rows(self._trainer, arrived.rows)
 
+    def log_epoch_rows(self) -> None:
+        """Let `self.log` at the end of an epoch weigh a value of this rank by the rows that it had in the epoch."""
+        deliveries = self._trained if self._trainer.training else self._evaluated
+        trainer_seam.log_rows(self._trainer, deliveries.pop_rows())
+
     def finish_step(self) -> None:
         """A training step is over on this rank."""
+        self._settle()
         self.clock.end()
         if self.memory is not None and self.share is not None and self.clock.enabled:
             self.memory.end_step(self.share.rows)
-        self._put_back()
+
+    @override
+    def set_world_ranks(self) -> None:
+        refuse_mix(self, self.accelerator)
+        super().set_world_ranks()
 
     @override
     def connect(self, model: Any) -> None:
         super().connect(model)
         trainer = model.trainer
-        self._deliveries.forget()
+        self._trained.forget()
+        self._evaluated.forget()
+        self._share = None
         self._after_step = []
         if _is_fit(trainer):
-            self._restart = None
-            self._global_batch_size = None
+            self._plans.begin_fit()
+            self._loaders = None
         trainer_seam.divert_loaders(trainer, self._prepare_loader)
         if not any(isinstance(callback, self.callback_class) for callback in trainer.callbacks):
             trainer.callbacks.insert(0, self.callback_class())
@@ -273,6 +298,9 @@ class BoaBehaviour(_Base):
             return
         self.clock = self.new_clock()
         self.memory = self.new_memory_profile()
+        assert self.lightning_module is not None
+        rule = rule_of(self.options.batch_weight, self.lightning_module)
+        self._weight = LossWeight(rule, self.world_size, self.root_device)
         if not self._is_automatic:
             self._watching = [
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -282,8 +310,15 @@ class BoaBehaviour(_Base):
             ]
 
     @override
+    def configure_ddp(self) -> None:
+        super().configure_ddp()
+        if self.world_size > 1:
+            self._statistics = RunningStatistics.instead_of_broadcast(self.model)
+
+    @override
     def teardown(self) -> None:
         self.measure(False)
+        self._statistics = None
         for handle in self._watching:
             handle.remove()
         self._watching = []
@@ -308,14 +343,16 @@ class BoaBehaviour(_Base):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        self._put_back()
-        share = self._deliveries.take()
+        self._settle()
+        self._share = share = self._trained.take()
         if share is None:
             raise UnsupportedError(
-                "Expected a training batch from a DataLoader that boa has prepared, got one from elsewhere. Pass the"
+                "Expected a training batch from a loader that boa has prepared, got one from elsewhere. Pass the"
                 ' loader to the trainer as it is, or train with strategy="ddp".'
             )
-        self._row_check(batch, share, self.global_rank)
+        assert self._loaders is not None
+        if self._loaders.is_single:
+            self._row_check(batch, share, self.global_rank)
         self.clock.begin(share.step, share.rows, share.step_rows, share.wait)
         if self.memory is not None and self.clock.enabled:
             self.memory.begin_step()
@@ -323,9 +360,16 @@ class BoaBehaviour(_Base):
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.lightning_module is not None
+        assert self._weight is not None
+        self._settle()
+        if self.share is not None:
+            self._weight.begin(self.share, args[0])
         if self._is_ghost:
-            self._after_step.append(ghost.remember_buffers(self.lightning_module))
+            written = () if self._statistics is None else self._statistics.buffers()
+            self._after_step.append(ghost.remember_buffers(self.lightning_module, written))
         output = self._take_part(super().training_step, *args, **kwargs)
+        if self._statistics is not None and self.share is not None:
+            self._statistics.begin(self.share.rows)
         if not self._is_automatic:
             self.clock.switch(None)
         return output
@@ -340,13 +384,15 @@ class BoaBehaviour(_Base):
 
     @override
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        loss = self._weigh(closure_loss)
+        weight = self._weight_inside_step()
+        with self.clock.communicating():
+            loss = weight.of(closure_loss)
         self.clock.switch("compute")
         if loss.requires_grad and self.clock.enabled:
             loss.register_hook(self._on_gradient_of_loss)  # type: ignore[no-untyped-call]
         self._weighted_backwards += 1
         try:
-            with self._gradients_of_ghosts():
+            with weight.gradients(self._module):
                 result = super().backward(loss, optimizer, *args, **kwargs)
         finally:
             self._weighted_backwards -= 1
@@ -354,10 +400,14 @@ class BoaBehaviour(_Base):
         return result
 
     @override
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any
+    ) -> Any:
         if not self._is_automatic:
             self.clock.switch("optimizer")
-        output = super().optimizer_step(*args, **kwargs)
+        if isinstance(optimizer, LBFGS):
+            closure = partial(self._loss_of_all_rows, closure)
+        output = super().optimizer_step(optimizer, closure, *args, **kwargs)
         self.clock.switch(None if self._is_automatic else "compute")
         return output
 
@@ -368,9 +418,12 @@ class BoaBehaviour(_Base):
                 return super().reduce(tensor, group, reduce_op)
             operation = str(getattr(reduce_op, "name", reduce_op)).lower()
             if operation in ("mean", "avg"):
-                if self._rows_in_step is None:
+                rows = self._rows_in_step
+                if rows is None and self.share is not None:
+                    rows = self.share.rows if trainer_seam.is_batch_end(self._module) else None
+                if rows is None:
                     return reduction.mean_over_ranks(tensor)
-                return reduction.mean_over_rows(tensor, self._rows_in_step)
+                return reduction.mean_over_rows(tensor, rows)
             if self._rows_in_step == 0:
                 tensor = reduction.neutral(tensor, operation)
             return super().reduce(tensor, group, reduce_op)
@@ -390,6 +443,23 @@ class BoaBehaviour(_Base):
         with self.clock.communicating():
             reduction.check_same_shape(tensor, group)
             return super().all_gather(tensor, group, sync_grads)
+
+    def gather_rows(self, data: Any, sync_grads: bool = False) -> Any:
+        """What `lightning_boa.gather_rows` does; here a rank without rows in the step that runs contributes none.
+
+        Raises:
+            AgreementError: on every rank, where the ranks' tensors differ in more than their rows.
+            UnsupportedError: a loss that every rank computes alike, in a step in which a rank has no rows.
+        """
+        rows, absent = gathering.gather(
+            data,
+            sync_grads,
+            takes_part_only=self._rows_in_step == 0,
+            communicating=self.clock.communicating,
+        )
+        if absent and sync_grads and self._module.training:
+            gathering.refuse_absent(absent, rule_of(self.options.batch_weight, self._module))
+        return rows
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -416,21 +486,14 @@ class BoaBehaviour(_Base):
         return self.share is not None and self.share.rows == 0
 
     @property
-    def _settings(self) -> OrchestrationSettings:
-        assert self._global_batch_size is not None
+    def _module(self) -> Any:
         assert self.lightning_module is not None
-        return self.options.settings(
-            self.world_size,
-            self._global_batch_size,
-            refuses_single_rows=any(
-                isinstance(part, _BatchNorm) for part in self.lightning_module.modules()
-            ),
-        )
+        return self.lightning_module
 
     @property
     def _sharing(self) -> Sharing:
         assert self._seed is not None
-        return Sharing(self.global_rank, self._seed, self._deliveries.receive, self._note_order)
+        return Sharing(self.global_rank, self._seed, self._note_order)
 
     def _note_order(self, digest: int) -> None:
         self._drawn_order = digest
@@ -438,98 +501,137 @@ class BoaBehaviour(_Base):
     def _prepare_loader(self, loader: Any, stage: str) -> Any:
         by_boa = trainer_seam.uses_distributed_sampler(self._trainer)
         if stage == trainer_seam.TRAIN:
-            if not by_boa:
-                raise UnsupportedError(
-                    "Expected use_distributed_sampler=True, got False: boa has to give each rank its share of every"
-                    ' step. Leave it True and pass the sampler of the whole data set, or train with strategy="ddp".'
-                )
-            return self._training_loader(loader)
-        if not by_boa or not isinstance(loader, DataLoader):
-            return None
-        if isinstance(loader.dataset, IterableDataset):
+            return self._training_loader(loader, by_boa)
+        if not by_boa or is_stream(loader):
             return None
         return self._evaluation_loader(loader, stage)
 
-    def _training_loader(self, loader: Any) -> DataLoader[Any]:
-        self._source = source = LoaderSource.of(loader)
-        asked = self.options.global_batch_size
-        if self._restart is not None:
-            global_batch_size = self._restart.agreed_global_batch_size(asked)
-        else:
-            global_batch_size = source.batch_size * self.world_size if asked is None else asked
-        self._use_global_batch_size(global_batch_size)
-        self._new_facts = {
-            "options of BoaStrategy": repr(self.options),
-            "global batch size": global_batch_size,
-            "rows in the training data set": len(source.order),
-            "seed": self._seed,
-            "world size": self.world_size,
-        }
-        first_step = partial(trainer_seam.steps_done, self._trainer)
-        twin, self._sampler = self._sharing.training(
-            source, global_batch_size, self._training_rows, first_step
+    def _training_loader(self, loader: Any, by_boa: bool) -> Any:
+        if self._loaders is None:
+            self._loaders = TrainingLoaders(self._plans, self.world_size)
+        if not self._loaders.is_open:
+            self._samplers = []
+        if is_stream(loader) or not by_boa:
+            return self._streaming_loader(loader, self._loaders)
+        return self._shared_loader(source_of(loader), self._loaders)
+
+    def _shared_loader(self, source: Source, loaders: TrainingLoaders) -> DataLoader[Any]:
+        rows = self._plans.rows_of_full_step(
+            loaders.next_number, source.batch_size, self.world_size
         )
+        number = loaders.add(rows, source)
+        self._collect_facts(loaders)
+        self._trained.most_ahead = 2 if source.length is None else 1
+        assert self._plans.batches_per_step is not None
+        twin, sampler = self._sharing.training(
+            source,
+            source.steps(rows, self._plans.batches_per_step),
+            partial(loaders.rows_of, number),
+            partial(trainer_seam.steps_done, self._trainer),
+            self._trained.from_loader(number),
+            begin=self._forget_what_was_read_ahead,
+            starts_again=partial(self._starts_again, loaders),
+        )
+        self._samplers.append(sampler)
         return twin
 
-    def _use_global_batch_size(self, rows: int) -> None:
-        """Fix the plan that the options give, or begin anew with a plan made for another global batch."""
-        self._global_batch_size = rows
-        plan = self.options.plan(self.world_size, rows)
-        if plan is None:
-            settings = self._settings
-            if self.world_size == 1:
-                plan = equal_split(1, rows)
-            elif self.plan is not None and self.plan.global_batch_size != rows:
-                _, first_step = trainer_seam.steps_done(self._trainer)
-                self.orchestration = Orchestration.begin(settings, first_step)
-        self._fixed_schedule = None if plan is None else Schedule.starting_with(plan)
+    def _streaming_loader(self, loader: Any, loaders: TrainingLoaders) -> Any:
+        by_plan = self.options.plans_streams and can_be_planned(loader)
+        batch_size = getattr(loader, "batch_size", None) or 1
+        rows = self._plans.rows_of_full_step(loaders.next_number, batch_size, self.world_size)
+        number = loaders.add_stream(rows, length_of(loader), by_plan=by_plan)
+        self._collect_facts(loaders)
+        self._trained.most_ahead = 2
+        first_step = partial(trainer_seam.next_step, self._trainer)
+        requests = None
+        if by_plan:
+            mine = partial(self._rows_of_stream, loaders, number, rows)
+            requests = RowRequests(mine, first_step)
+            self._samplers.append(requests)
+        return stream_loader(
+            loader,
+            agree=StreamAgreement(self.world_size),
+            next_step=first_step,
+            deliver=self._trained.from_loader(number),
+            begin=self._forget_what_was_read_ahead,
+            count_rows=rows_shown,
+            requests=requests,
+        )
+
+    def _rows_of_stream(
+        self, loaders: TrainingLoaders, number: int, step_rows: int, step: int
+    ) -> int:
+        return loaders.rows_of(number, step, step_rows)[self.global_rank]
+
+    def _starts_again(self, loaders: TrainingLoaders) -> bool | None:
+        return None if loaders.is_single else trainer_seam.cycles(self._trainer)
+
+    def _collect_facts(self, loaders: TrainingLoaders) -> None:
+        self._new_facts.update(
+            {
+                **self.options.facts,
+                **loaders.facts,
+                "seed": self._seed,
+                "world size": self.world_size,
+                SWITCH: is_switched_off(),
+            }
+        )
+
+    def _forget_what_was_read_ahead(self) -> None:
+        assert self._loaders is not None
+        if self._loaders.is_single:
+            self._trained.forget()
+
+    def _settle_loaders(self) -> None:
+        loaders = self._loaders
+        if loaders is None or not loaders.is_open:
+            return
+        _, first_step = trainer_seam.steps_done(self._trainer)
+        refuses_single_rows = any(isinstance(part, _BatchNorm) for part in self._module.modules())
+        loaders.close(first_step, refuses_single_rows=refuses_single_rows)
 
     def _evaluation_loader(self, loader: DataLoader[Any], stage: str) -> DataLoader[Any]:
-        source = LoaderSource.of(loader)
+        source = source_of(loader)
         rows = source.batch_size * self.world_size
-        split = partial(self._evaluation_rows, source.batch_size)
+        split = partial(self._evaluation_rows, source)
         if stage == trainer_seam.PREDICT:
             record = partial(trainer_seam.index_recorder, self._trainer)
-            return self._sharing.prediction(source, rows, split, self.world_size, record)
+            steps = source.all_steps(rows, self.world_size)
+            return self._sharing.prediction(source, steps, split, self.world_size, record)
         self._new_facts[f"rows and batch size of the {stage} data set"] = (
-            len(source.order),
+            source.length,
             source.batch_size,
         )
-        return self._sharing.evaluation(source, rows, split)
+        steps = source.steps(rows, self.world_size)
+        self._evaluated.most_ahead = 2 if source.length is None else 1
+        return self._sharing.evaluation(
+            source, steps, split, self._evaluated.from_loader("evaluation")
+        )
 
-    def _training_rows(self, step: int, step_rows: int) -> Sequence[int]:
-        schedule = self.schedule
-        if schedule is None:
-            assert self._global_batch_size is not None
-            return self._split(equal_split(self.world_size, self._global_batch_size), step_rows)
-        return self._split(schedule.plan_at(step), step_rows)
-
-    def _split(self, plan: BatchPlan, step_rows: int) -> tuple[int, ...]:
-        return plan.rows_of(step_rows, self.options.least_rows)
-
-    def _evaluation_rows(self, batch_size: int, step: int, step_rows: int) -> Sequence[int]:
+    def _evaluation_rows(self, source: Source, step: int, step_rows: int) -> Sequence[int]:
         plan = self.plan
         shares = (1,) * self.world_size if plan is None else plan.batch_sizes
-        most = [max(batch_size, rows) for rows in shares]
-        return apportion(shares, step_rows, upper=most)
+        if not source.has_usual_size:
+            return apportion(shares, step_rows)
+        most = [max(source.batch_size, rows) for rows in shares]
+        return apportion(shares, step_rows, upper=most if sum(most) >= step_rows else None)
 
-    def _weigh(self, loss: Tensor) -> Tensor:
-        share = self.share
-        if share is None or (self._rows_in_step is None and not self._is_automatic):
+    def _weight_inside_step(self) -> LossWeight:
+        inside = self._is_automatic or self._rows_in_step is not None
+        if self.share is None or self._weight is None or not inside:
             raise UnsupportedError(
                 "Expected manual_backward inside training_step, got it outside: only there it is known by which rows"
                 " the loss must be weighted. Move it into training_step."
             )
-        if share.rows == 0:
-            return ghost.without_gradient(loss)
-        weight = gradient_weight(
-            share.rows, share.step_rows, self.world_size, self.options.batch_weight
-        )
-        return loss if weight == 1.0 else loss * weight
+        return self._weight
 
-    def _gradients_of_ghosts(self) -> AbstractContextManager[None]:
-        assert self.lightning_module is not None
-        return ghost.without_gradients(self.lightning_module) if self._is_ghost else nullcontext()
+    def _loss_of_all_rows(self, closure: Callable[[], Any]) -> Any:
+        """What an optimizer decides by that looks at the loss: every rank has to decide alike."""
+        loss = closure()
+        if not isinstance(loss, Tensor):
+            return loss
+        with self.clock.communicating():
+            return reduction.mean_over_ranks(self._weight_inside_step().of(loss.detach()))
 
     def _watched_parameters(self) -> list[Tensor]:
         """The first and the last trainable parameter of each optimizer: a backward reaches one of them."""
@@ -552,9 +654,9 @@ class BoaBehaviour(_Base):
         Variable._execution_engine.queue_callback(lambda: clock.switch("communication"))
 
     def _evaluation_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._deliveries.take()
+        self._share = self._evaluated.take()
         output = self._take_part(step, *args, **kwargs)
-        if self._deliveries.arrived is not None:
+        if self._share is None and self._evaluated.next is not None:
             raise UnsupportedError(
                 "Expected a step that is given its batch, got one that fetches it (dataloader_iter): its rows cannot be"
                 ' known beforehand. Take batch instead, or use strategy="ddp".'
@@ -566,12 +668,14 @@ class BoaBehaviour(_Base):
         if share is None:
             return step(*args, **kwargs)
         self._rows_in_step = share.rows
+        entered = gathering.in_step.set(self)
         try:
             if share.rows:
                 return step(*args, **kwargs)
             return self._leave_no_trace(step, *args, **kwargs)
         finally:
             self._rows_in_step = None
+            gathering.in_step.reset(entered)
 
     def _leave_no_trace(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         module = self.lightning_module
@@ -585,10 +689,13 @@ class BoaBehaviour(_Base):
             restore()
         return output
 
-    def _put_back(self) -> None:
+    def _settle(self) -> None:
+        """Nothing of the last forward is under way or out of place after this."""
         for restore in self._after_step:
             restore()
         self._after_step = []
+        if self._statistics is not None:
+            self._statistics.finish()
 
 
 def _is_fit(trainer: Any) -> bool:

@@ -2,35 +2,81 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+
 from lightning_boa.data import Share
 from lightning_boa.errors import UnsupportedError
 
 
 class Deliveries:
-    """Holds the share of the batch that has arrived until its step takes it, and for the rest of that step."""
+    """Holds the shares of batches that have arrived until their step takes them.
 
-    def __init__(self) -> None:
-        self.present: Share | None = None
-        self.arrived: Share | None = None
+    Several loaders may deliver to one step, each one batch. A loader whose end is not known in advance may be one step
+    ahead of the others' turn.
 
-    def receive(self, share: Share) -> None:
-        """A batch has arrived.
+    Args:
+        together: whether several loaders may deliver to one step.
 
-        Raises:
-            UnsupportedError: the batch before it has not been used.
-        """
-        if self.arrived is not None:
+    Attributes:
+        most_ahead: how many steps may wait to be taken.
+    """
+
+    def __init__(self, *, together: bool = False) -> None:
+        self.most_ahead = 1
+        self._together = together
+        self._waiting: deque[dict[Hashable, Share]] = deque()
+        self._rows = 0
+
+    @property
+    def next(self) -> Share | None:
+        """The share of the step that is to be taken next; None where nothing has arrived."""
+        return _combined(self._waiting[0].values()) if self._waiting else None
+
+    def from_loader(self, loader: Hashable) -> Callable[[Share], None]:
+        """What a loader calls for each batch that arrives."""
+        return partial(self._receive, loader)
+
+    def take(self) -> Share | None:
+        """The share of the step that begins now; None if its batch comes from a loader of another kind."""
+        share = self.next
+        if share is not None:
+            self._waiting.popleft()
+            self._rows += share.rows
+        return share
+
+    def pop_rows(self) -> int:
+        """Rows of this rank in the steps that were taken since the last call."""
+        rows, self._rows = self._rows, 0
+        return rows
+
+    def forget(self) -> None:
+        """Whatever arrived will not be used."""
+        self._waiting.clear()
+        self._rows = 0
+
+    def _receive(self, loader: Hashable, share: Share) -> None:
+        if self._together and self._waiting and loader not in self._waiting[-1]:
+            self._waiting[-1][loader] = share
+            return
+        if len(self._waiting) >= self.most_ahead:
             raise UnsupportedError(
                 "Expected one batch for each step, got a second one before the first was used. Combine loaders in the"
                 ' mode "sequential", keep IterableDataset apart from other loaders, or use strategy="ddp".'
             )
-        self.arrived = share
+        self._waiting.append({loader: share})
 
-    def take(self) -> Share | None:
-        """The share of the step that begins now; None if its batch comes from a loader of another kind."""
-        self.present, self.arrived = self.arrived, None
-        return self.present
 
-    def forget(self) -> None:
-        """Whatever arrived will not be used."""
-        self.present = self.arrived = None
+def _combined(shares: Iterable[Share]) -> Share:
+    first, *others = shares
+    if not others:
+        return first
+    parts = (first, *others)
+    return Share(
+        step=max(share.step for share in parts),
+        rows=sum(share.rows for share in parts),
+        step_rows=sum(share.step_rows for share in parts),
+        fetched=sum(share.fetched for share in parts),
+        wait=sum(share.wait for share in parts),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,12 +25,14 @@ def untraced(module: nn.Module, device: torch.device) -> Iterator[None]:
             restore()
 
 
-def remember_buffers(module: nn.Module) -> Callable[[], None]:
-    """Copy the module's buffers; the returned function puts them back."""
+def remember_buffers(module: nn.Module, except_for: Iterable[Tensor] = ()) -> Callable[[], None]:
+    """Copy the module's buffers, but for some; the returned function puts them back."""
+    left_out = {id(buffer) for buffer in except_for}
     saved = [
         (part, name, buffer, buffer.detach().clone())
         for part in module.modules()
         for name, buffer in part.named_buffers(recurse=False)
+        if id(buffer) not in left_out
     ]
 
     def restore() -> None:

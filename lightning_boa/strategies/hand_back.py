@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-KEPT = ("orchestration", "device_names", "_fixed_schedule")
+KEPT = ("orchestration", "device_names", "fixed_schedule")
 
 
 class HandsBackResults(_Base):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from inspect import signature
+from math import lcm
 from numbers import Integral
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ REFUSED = {
     "process_group": "boa shares each step among all ranks, so gradients must be averaged over all of them",
     "model_averaging_period": "averaged models know nothing of the rows behind them",
 }
-BatchWeight = Literal["samples", "sum", "none"]
+BatchWeight = Literal["samples", "sum", "none"] | Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class BoaOptions:
     global_batch_size: int | None = None
     batch_sizes: tuple[int, ...] | None = None
     warmup: Literal["auto"] | int = "auto"
-    batch_weight: BatchWeight = "samples"
+    batch_weight: BatchWeight | None = None
     granularity: int = 1
     min_batch_size: int | tuple[int, ...] = 1
     max_batch_size: int | tuple[int | None, ...] | None = None
@@ -50,10 +51,11 @@ class BoaOptions:
         if self.warmup != "auto":
             least = 1 if self.batch_sizes is None and self.warmup != 0 else 0
             _check_whole("warmup", self.warmup, least=least, otherwise='"auto" or ')
-        if self.batch_weight not in BATCH_WEIGHTS:
+        rule = self.batch_weight
+        if rule is not None and not callable(rule) and rule not in BATCH_WEIGHTS:
             raise OptionError(
-                f"batch_weight: expected one of {', '.join(map(repr, BATCH_WEIGHTS))}, got"
-                f" {self.batch_weight!r}. Use 'samples' where the loss is a mean over rows, 'sum' where it is a sum."
+                f"batch_weight: expected one of {', '.join(map(repr, BATCH_WEIGHTS))}, or a function batch -> float,"
+                f" got {rule!r}. Use 'samples' where the loss is a mean over rows, 'sum' where it is a sum."
             )
         _check_rows("min_batch_size", self.min_batch_size)
         if self.max_batch_size is not None:
@@ -86,11 +88,29 @@ class BoaOptions:
         asked = self.min_batch_size
         return max(LEAST_ROWS, asked if isinstance(asked, int) else max(asked))
 
-    def plan(self, world_size: int, global_batch_size: int) -> BatchPlan | None:
+    @property
+    def plans_streams(self) -> bool:
+        """Whether the shares of a stream may differ, which uses up the ranks' streams at different speeds."""
+        return self.batch_sizes is not None or self.warmup != "auto"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What all ranks must have set alike, in words that do not depend on the process."""
+        rule = self.batch_weight
+        named = getattr(rule, "__qualname__", type(rule).__name__) if callable(rule) else rule
+        return {
+            "options of BoaStrategy": repr(replace(self, batch_weight=None)),
+            "rule": f"{named}",
+        }
+
+    def plan(self, world_size: int, global_batch_size: int, *, unit: int = 1) -> BatchPlan | None:
         """The fixed plan, None where the devices are to be measured.
 
+        Args:
+            unit: rows that cannot be divided, because several loaders are split in the same proportion.
+
         Raises:
-            PlanError: batch_sizes of the wrong length or sum.
+            OptionError: batch_sizes of the wrong length or sum, or not in whole units.
         """
         if self.batch_sizes is None:
             return None
@@ -102,14 +122,26 @@ class BoaOptions:
                 f"batch_sizes: expected rows for rank 0, got {list(plan.batch_sizes)}. DDP spreads rank 0's buffers"
                 " (BatchNorm's statistics) and its logged values; leave another rank without rows."
             )
+        if unit > 1 and any(rows == 0 or rows % unit for rows in plan.batch_sizes):
+            raise OptionError(
+                f"batch_sizes: expected multiples of {unit} with several training loaders, got"
+                f" {list(plan.batch_sizes)}."
+                " Every rank's part of each loader must be the same."
+            )
         return plan
 
     def settings(
-        self, world_size: int, global_batch_size: int, *, refuses_single_rows: bool = False
+        self,
+        world_size: int,
+        global_batch_size: int,
+        *,
+        unit: int = 1,
+        refuses_single_rows: bool = False,
     ) -> OrchestrationSettings:
         """What the planning loop has to know.
 
         Args:
+            unit: rows that cannot be divided, because several loaders are split in the same proportion.
             refuses_single_rows: the model has layers (BatchNorm) that refuse one row; where the global batch permits it
                 no rank gets fewer than two.
 
@@ -119,14 +151,17 @@ class BoaOptions:
         most = self.max_batch_size
         if isinstance(most, tuple):
             most = tuple(global_batch_size if each is None else each for each in most)
+        granularity = lcm(self.granularity, unit)
         lower, upper = row_bounds(
             world_size,
             global_batch_size,
             min_batch_size=self.min_batch_size,
             max_batch_size=most,
-            granularity=self.granularity,
+            granularity=granularity,
         )
         lower = (max(1, lower[0]), *lower[1:])
+        if unit > 1:
+            lower = tuple(max(unit, rows) for rows in lower)
         if refuses_single_rows and global_batch_size >= LEAST_ROWS * world_size:
             lower = tuple(
                 min(LEAST_ROWS, top) if rows == 1 else rows
@@ -137,7 +172,7 @@ class BoaOptions:
             global_batch_size=global_batch_size,
             lower=lower,
             upper=upper,
-            granularity=self.granularity,
+            granularity=granularity,
             warmup=self.warmup,
         )
 

@@ -53,8 +53,8 @@ def check_same_shape(value: Tensor, group: Any | None) -> None:
     if len(set(shapes)) > 1:
         raise UnsupportedError(
             f"Expected tensors of one shape to gather, got {', '.join(map(str, shapes))} on ranks 0 to"
-            f" {len(shapes) - 1}: ranks have different numbers of rows. Pad to the largest and gather the lengths too,"
-            " or use a torchmetrics metric."
+            f" {len(shapes) - 1}: ranks have different numbers of rows. Use lightning_boa.gather_rows(tensor), which"
+            " takes them, or a torchmetrics metric."
         )
 
 

@@ -15,10 +15,12 @@ STATE_VERSION = 1
 class Restart:
     """The state of an earlier training, in plain values.
 
-    `made_for` says for which devices and which model the plan was made.
+    `rows_of_loaders` are each training loader's rows of a full step over all ranks, `batches_per_step` is the number of
+    ranks with which the training began, `made_for` says for which devices and which model the plan was made.
     """
 
-    global_batch_size: int
+    rows_of_loaders: tuple[int, ...]
+    batches_per_step: int
     seed: int
     orchestration: Mapping[str, Any] | None
     made_for: Mapping[str, Any]
@@ -37,7 +39,8 @@ class Restart:
                 f" {state['version']}. Update lightning-boa."
             )
         return cls(
-            global_batch_size=int(state["global_batch_size"]),
+            rows_of_loaders=tuple(int(rows) for rows in state["rows_of_loaders"]),
+            batches_per_step=int(state["batches_per_step"]),
             seed=int(state["seed"]),
             orchestration=state["orchestration"],
             made_for=state["made_for"],
@@ -48,24 +51,34 @@ class Restart:
         """Plain values that a checkpoint can hold."""
         return {
             "version": STATE_VERSION,
-            "global_batch_size": self.global_batch_size,
+            "rows_of_loaders": list(self.rows_of_loaders),
+            "batches_per_step": self.batches_per_step,
             "seed": self.seed,
             "orchestration": self.orchestration,
             "made_for": dict(self.made_for),
         }
 
-    def agreed_global_batch_size(self, asked: int | None) -> int:
-        """The checkpoint's global batch, unless an epoch begins and the user asks for another.
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of a full step of all loaders and ranks."""
+        return sum(self.rows_of_loaders)
+
+    def agreed_rows(self, loader: int, asked: int | None) -> int | None:
+        """A loader's rows of a full step as in the checkpoint, unless an epoch begins and the user asks for others.
+
+        None for a loader that the checkpoint does not know.
 
         Raises:
-            OptionError: another one is asked for in the middle of an epoch.
+            OptionError: others are asked for in the middle of an epoch.
         """
-        if asked in (None, self.global_batch_size):
-            return self.global_batch_size
+        if loader >= len(self.rows_of_loaders):
+            return None
+        known = self.rows_of_loaders[loader]
+        if asked in (None, known):
+            return known
         if self.inside_epoch:
             raise OptionError(
-                f"global_batch_size: expected the checkpoint's {self.global_batch_size}, got {asked}. In the middle of"
+                f"global_batch_size: expected the checkpoint's {known}, got {asked}. In the middle of"
                 " an epoch the global batch cannot change; leave the option out, or resume from an epoch's end."
             )
-        assert asked is not None
         return asked

@@ -10,13 +10,17 @@
     leave no trace in what is logged.
 `fit_loop.epoch_loop.batch_progress`
     The position in the epoch and in the whole training, as Lightning itself restores it.
+`fit_loop._combined_loader._mode`
+    How several training loaders are combined.
+`LightningModule._current_fx_name`
+    What is logged in a hook at the end of a batch is reduced outside of the strategy's steps.
 `overrides.distributed._IndexBatchSamplerWrapper`
     Prediction writers find the indices of a batch in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -29,6 +33,7 @@ from lightning_boa.data import ShareBatchSampler
 PrepareLoader = Callable[[DataLoader[Any], str], Any]
 
 TRAIN, PREDICT = "train", "predict"
+NEXT_TO_NOTHING = 2.0**-40
 
 
 def divert_loaders(trainer: Any, prepare: PrepareLoader) -> None:
@@ -66,6 +71,16 @@ def present_step(trainer: Any) -> int:
     return int(trainer.fit_loop.epoch_loop.total_batch_idx)
 
 
+def next_step(trainer: Any) -> int:
+    """The training step whose batch is fetched next, where none is fetched ahead."""
+    return steps_done(trainer)[1]
+
+
+def cycles(trainer: Any) -> bool:
+    """Whether a training loader that is over begins again beside a longer one."""
+    return str(trainer.fit_loop._combined_loader._mode) == "max_size_cycle"
+
+
 def index_recorder(trainer: Any, batch_sampler: ShareBatchSampler) -> Any:
     """The batch sampler, wrapped so that prediction writers see its indices."""
     package = next(
@@ -79,27 +94,46 @@ def index_recorder(trainer: Any, batch_sampler: ShareBatchSampler) -> Any:
 
 
 def log_rows(trainer: Any, rows: int) -> None:
-    """Let `self.log` weigh the present batch by its rows."""
+    """Let `self.log` weigh what is logged now by the rows behind it, those of the present batch or of a whole epoch.
+
+    Where there are none it weighs next to nothing, so that what a rank logs for itself alone stays a number.
+    """
     results = trainer.fit_loop.epoch_loop._results if trainer.training else trainer._results
     if results is not None:
-        results.batch_size = rows
+        results.batch_size = rows or NEXT_TO_NOTHING
+
+
+def is_batch_end(module: Any) -> bool:
+    """Whether a hook at the end of a batch runs, in which `self.log` still speaks of the rows of that batch."""
+    return str(module._current_fx_name).endswith("_batch_end")
 
 
 def remember_logged(trainer: Any) -> Callable[[], None]:
-    """Copy what has been logged; the returned function puts it back, with what is new counting for nothing."""
+    """Copy what has been logged; the returned function puts it back, with what is new counting for nothing.
+
+    The first mean that this rank logs for itself alone stays, weighing next to nothing.
+    """
     results = trainer._results
     before = {key: _logged_state(metric) for key, metric in results.items()}
 
     def restore() -> None:
         for key, metric in results.items():
-            if metric.is_tensor:
-                for name, default in metric._defaults.items():
-                    value = before[key].get(name, default) if key in before else default
-                    setattr(metric, name, value.to(getattr(metric, name)))
-                if key in before and not metric.meta.sync.should:
-                    metric._forward_cache = before[key]["_forward_cache"]
+            if not metric.is_tensor:
+                continue
+            earlier = before.get(key, metric._defaults)
+            if not _is_first_own_mean(metric, earlier):
+                for name in metric._defaults:
+                    setattr(metric, name, earlier[name].to(getattr(metric, name)))
+            if key in before and not metric.meta.sync.should:
+                metric._forward_cache = earlier["_forward_cache"]
 
     return restore
+
+
+def _is_first_own_mean(metric: Any, earlier: Mapping[str, Any]) -> bool:
+    own = metric.meta.is_mean_reduction and not metric.meta.sync.should
+    first = own and not bool(earlier["cumulated_batch_size"])
+    return first and bool(torch.isfinite(metric.value).all())
 
 
 def _logged_state(metric: Any) -> dict[str, Any]:

@@ -13,12 +13,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_boa.data import (
+    EvenSteps,
+    RowSource,
     SequentialOrder,
     ShareBatchSampler,
     ShuffledOrder,
     boa_loader,
-    order_of,
     original_loader,
+    source_of,
 )
 from lightning_boa.errors import LoaderError
 
@@ -51,10 +53,8 @@ class Recorder:
         self.done = 0
         self.split = split or (batch,)
         self.sampler = ShareBatchSampler(
-            SequentialOrder(rows),
+            EvenSteps(SequentialOrder(rows), batch, drop_last=False),
             rank=rank,
-            global_batch_size=batch,
-            drop_last=False,
             seed=0,
             rows_of=self.rows_of,
             first_step=lambda: (0, self.done),
@@ -160,10 +160,8 @@ def test_a_plan_agreed_beyond_every_read_ahead_loses_no_row() -> None:
     twins = []
     for rank, workers in enumerate([0, 1, 2]):
         sampler = ShareBatchSampler(
-            ShuffledOrder(rows),
+            EvenSteps(ShuffledOrder(rows), batch, drop_last=False),
             rank=rank,
-            global_batch_size=batch,
-            drop_last=False,
             seed=1,
             rows_of=rows_of,
             first_step=lambda: (0, 0),
@@ -379,10 +377,8 @@ def test_a_loader_made_for_every_new_argument_keeps_its_own_type() -> None:
 )
 def test_a_twin_can_be_copied_and_pickled(copied: Callable[[Any], Any]) -> None:
     sampler = ShareBatchSampler(
-        ShuffledOrder(6),
+        EvenSteps(ShuffledOrder(6), 4, drop_last=False),
         rank=1,
-        global_batch_size=4,
-        drop_last=False,
         seed=0,
         rows_of=halves,
         first_step=beginning,
@@ -423,7 +419,9 @@ def test_a_twin_of_a_twin_is_one_of_the_users_loader() -> None:
     assert [batch["x"].tolist() for batch in twin] == [[0, 1, 2, 3], [4]]
     assert original_loader(twin) is loader
     assert original_loader(loader) is loader
-    assert order_of(original_loader(twin)) == SequentialOrder(5)
+    source = source_of(twin)
+    assert isinstance(source, RowSource)
+    assert source.order == SequentialOrder(5)
 
 
 def test_last_wait_is_the_time_inside_next() -> None:
@@ -556,7 +554,22 @@ def test_a_failing_data_set_fails_the_loader() -> None:
         list(boa_loader(DataLoader(Failing(6), 2), Recorder(6, 2).sampler))
 
 
-@pytest.mark.parametrize("loader", [[1, 2], DataLoader(Rows(3), batch_size=None)])
-def test_what_makes_no_batches_is_refused(loader: Any) -> None:
-    with pytest.raises(LoaderError, match=r"expected a torch\.utils\.data\.DataLoader that makes"):
+def test_what_is_no_loader_is_refused() -> None:
+    loader: Any = [1, 2]
+    with pytest.raises(LoaderError, match=r"expected a torch\.utils\.data\.DataLoader, got list"):
         boa_loader(loader, Recorder(3, 1).sampler)
+
+
+class ByLists(Dataset[list[int]]):
+    """Makes its batches itself."""
+
+    def __getitem__(self, rows: Any) -> list[int]:
+        return [10 * row for row in rows]
+
+
+def test_a_data_set_that_makes_its_batches_gets_the_lists_of_the_sampler() -> None:
+    loader: DataLoader[list[int]] = DataLoader(ByLists(), batch_size=None, sampler=[[0, 1], [2]])
+    twin = boa_loader(loader, Recorder(3, 2).sampler)
+
+    assert list(twin) == [[0, 10], [20]]
+    assert len(twin) == 2

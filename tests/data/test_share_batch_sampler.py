@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lightning_boa.data import (
+    EvenSteps,
     SampledOrder,
     SequentialOrder,
     ShareBatchSampler,
@@ -72,10 +73,8 @@ class Run:
         self, rank: int, position: int = 0, done: int = 0, **options: Any
     ) -> ShareBatchSampler:
         return ShareBatchSampler(
-            self.order,
+            EvenSteps(self.order, self.global_batch_size, drop_last=self.drop_last),
             rank=rank,
-            global_batch_size=self.global_batch_size,
-            drop_last=self.drop_last,
             seed=self.seed,
             rows_of=self.plans.rows_of,
             first_step=lambda: (position, done),
@@ -185,10 +184,8 @@ def test_skipped_ghosts_leave_the_other_rows_as_they_are(run: Run, data: st.Data
 def test_skipped_ghosts_keep_the_split_their_length_was_told_from() -> None:
     split = [(0, 4)]
     sampler = ShareBatchSampler(
-        SequentialOrder(10),
+        EvenSteps(SequentialOrder(10), 4, drop_last=False),
         rank=0,
-        global_batch_size=4,
-        drop_last=False,
         seed=0,
         rows_of=lambda _, rows: split[-1] if rows == 4 else (rows, 0),
         first_step=lambda: (0, 0),
@@ -204,13 +201,12 @@ def test_skipped_ghosts_keep_the_split_their_length_was_told_from() -> None:
 def sequential(rows: int, split: Split, rank: int, **options: Any) -> ShareBatchSampler:
     settings: dict[str, Any] = {
         "rank": rank,
-        "global_batch_size": sum(split),
-        "drop_last": False,
         "seed": 0,
         "rows_of": lambda _, step_rows: split_by(split, step_rows),
         "first_step": lambda: (0, 0),
     }
-    return ShareBatchSampler(SequentialOrder(rows), **settings | options)
+    steps = EvenSteps(SequentialOrder(rows), sum(split), drop_last=False)
+    return ShareBatchSampler(steps, **settings | options)
 
 
 @pytest.mark.parametrize(
@@ -265,10 +261,8 @@ def test_nothing_is_read_before_the_first_next() -> None:
         return split[-1]
 
     sampler = ShareBatchSampler(
-        WatchedOrder(32),
+        EvenSteps(WatchedOrder(32), 8, drop_last=False),
         rank=1,
-        global_batch_size=8,
-        drop_last=False,
         seed=0,
         rows_of=rows_of,
         first_step=first_step,
@@ -294,10 +288,8 @@ def test_first_step_may_set_the_epoch() -> None:
         return 0, 0
 
     sampler = ShareBatchSampler(
-        ShuffledOrder(8),
+        EvenSteps(ShuffledOrder(8), 8, drop_last=False),
         rank=0,
-        global_batch_size=8,
-        drop_last=False,
         seed=1,
         rows_of=lambda _, rows: (rows,),
         first_step=first_step,
@@ -308,10 +300,8 @@ def test_first_step_may_set_the_epoch() -> None:
 
 def test_rows_are_plain_ints_and_other_objects_stay() -> None:
     shuffled = ShareBatchSampler(
-        ShuffledOrder(4),
+        EvenSteps(ShuffledOrder(4), 4, drop_last=False),
         rank=0,
-        global_batch_size=4,
-        drop_last=False,
         seed=0,
         rows_of=lambda _, rows: (rows,),
         first_step=lambda: (0, 0),
@@ -320,10 +310,8 @@ def test_rows_are_plain_ints_and_other_objects_stay() -> None:
 
     pairs: Any = [(0, "a"), (1, "b"), (2, "c")]
     paired = ShareBatchSampler(
-        SampledOrder(pairs),
+        EvenSteps(SampledOrder(pairs), 3, drop_last=False),
         rank=1,
-        global_batch_size=3,
-        drop_last=False,
         seed=0,
         rows_of=lambda _, rows: (1, 2),
         first_step=lambda: (0, 0),
@@ -367,16 +355,11 @@ def test_a_sampler_can_be_iterated_again_and_left_in_the_middle(n: int, b: int) 
     assert list(chain.from_iterable(sampler)) == list(range(n))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"global_batch_size": 0}, "got global_batch_size=0"),
-        ({"rank": -1}, "got rank=-1"),
-    ],
-)
-def test_senseless_arguments_are_refused(options: dict[str, int], message: str) -> None:
-    with pytest.raises(LoaderError, match=message):
-        sequential(4, (2, 2), **{"rank": 0} | options)  # type: ignore[arg-type]
+def test_senseless_arguments_are_refused() -> None:
+    with pytest.raises(LoaderError, match="got rank=-1"):
+        sequential(4, (2, 2), -1)
+    with pytest.raises(LoaderError, match="got global_batch_size=0"):
+        EvenSteps(SequentialOrder(4), 0, drop_last=False)
 
 
 @pytest.mark.parametrize(

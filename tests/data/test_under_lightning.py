@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from torch.utils.data import DataLoader
 
-from lightning_boa.data import SequentialOrder, ShareBatchSampler, boa_loader
+from lightning_boa.data import EvenSteps, SequentialOrder, ShareBatchSampler, boa_loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
@@ -34,10 +34,8 @@ def lightning(request: pytest.FixtureRequest) -> Lightning:
 
 def twin(rows: int = 6, batch: int = 2, **options: Any) -> Any:
     sampler = ShareBatchSampler(
-        SequentialOrder(rows),
+        EvenSteps(SequentialOrder(rows), batch, drop_last=False),
         rank=0,
-        global_batch_size=batch,
-        drop_last=False,
         seed=0,
         rows_of=lambda _, rows: (rows,),
         first_step=lambda: (0, 0),

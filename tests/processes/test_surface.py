@@ -117,7 +117,7 @@ def evaluation_after_fit(rank: int) -> tuple[Any, ...]:
     plan = trainer.strategy.plan
     trainer.save_checkpoint(path)
     state = torch.load(path, weights_only=True)["lightning_boa"]
-    return plan.batch_sizes, state["global_batch_size"], state["seed"]
+    return plan.batch_sizes, sum(state["rows_of_loaders"]), state["seed"]
 
 
 class AlsoForTest(Regression):
@@ -219,8 +219,6 @@ def plan_for_another_model(rank: int) -> tuple[str, str]:
     trainer = trainer_with()
     trainer.fit(Regression(schedules=False), loader(400))
     before: Orchestration = trainer.strategy.orchestration
-    trainer.strategy.connect(trainer.lightning_module)
-    trainer.strategy._use_global_batch_size(8)
     trainer.strategy.begin_planning()
     same = trainer.strategy.orchestration.phase
     trainer.strategy.orchestration = before

@@ -24,13 +24,13 @@ class OurLauncher(HandsBackResults, Launcher):
 
 
 def trainer(**strategy: Any) -> Any:
-    kept = {"orchestration": None, "device_names": (), "_fixed_schedule": None, "clock": object()}
+    kept = {"orchestration": None, "device_names": (), "fixed_schedule": None, "clock": object()}
     return SimpleNamespace(metrics=b"", strategy=SimpleNamespace(**{**kept, **strategy}))
 
 
 def test_what_rank_0_knows_reaches_the_main_process() -> None:
     schedule = Schedule.starting_with(equal_split(2, 8))
-    on_rank_0 = trainer(device_names=("fast", "slow"), _fixed_schedule=schedule)
+    on_rank_0 = trainer(device_names=("fast", "slow"), fixed_schedule=schedule)
     on_rank_0.metrics = b"loss"
     in_main = trainer()
     own_clock = in_main.strategy.clock
@@ -39,7 +39,7 @@ def test_what_rank_0_knows_reaches_the_main_process() -> None:
     OurLauncher().update_main_process_results(in_main, extra)
 
     assert in_main.strategy.device_names == ("fast", "slow")
-    assert in_main.strategy._fixed_schedule == schedule
+    assert in_main.strategy.fixed_schedule == schedule
     assert in_main.strategy.orchestration is None
     assert in_main.strategy.clock is own_clock
     assert in_main.metrics == b"loss"

@@ -30,9 +30,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("warmup", None),
     ("warmup", True),
     ("batch_weight", "mean"),
-    ("batch_weight", None),
     ("batch_weight", 1.0),
-    ("batch_weight", len),
+    ("batch_weight", ["sum"]),
     ("batch_sizes", [4, -1]),
     ("batch_sizes", [4, 2.5]),
     ("batch_sizes", [4, None]),
@@ -84,7 +83,9 @@ def test_nothing_does_not_permit_ranks_without_rows(name: str, value: Any) -> No
 
 
 def test_the_message_says_what_came_and_what_is_valid() -> None:
-    assert "'samples', 'sum', 'none', got 'mean'" in refused("batch_weight", "mean")
+    assert "'samples', 'sum', 'none', or a function batch -> float, got 'mean'" in refused(
+        "batch_weight", "mean"
+    )
     assert 'expected "auto" or a whole number of at least 1, got 2.0' in refused("warmup", 2.0)
     assert "of at least 1, got 0" in refused("granularity", 0)
     assert "batch_sizes=[" in refused("warmup", 0)
@@ -108,6 +109,8 @@ def test_a_limit_beside_a_fixed_plan_is_refused() -> None:
         {"max_batch_size": 7},
         {"batch_weight": "sum"},
         {"batch_weight": "none"},
+        {"batch_weight": len},
+        {"batch_weight": None},
         {"granularity": 8},
     ],
 )

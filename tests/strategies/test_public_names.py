@@ -16,7 +16,7 @@ OPTIONS = {
     "global_batch_size": None,
     "batch_sizes": None,
     "warmup": "auto",
-    "batch_weight": "samples",
+    "batch_weight": None,
     "granularity": 1,
     "min_batch_size": 1,
     "max_batch_size": None,
@@ -28,6 +28,7 @@ NAMES = [
     "EmulatedCluster",
     "LinearTime",
     "TableTime",
+    "gather_rows",
     "plan_batches",
 ]
 

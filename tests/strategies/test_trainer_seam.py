@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_boa.data import SequentialOrder, ShareBatchSampler
+from lightning_boa.data import EvenSteps, SequentialOrder, ShareBatchSampler
 from lightning_boa.strategies import trainer_seam
 
 PACKAGES = ["pytorch_lightning", "lightning.pytorch"]
@@ -109,10 +109,8 @@ def test_the_position_is_that_of_finished_steps(package: Any) -> None:
 
 def batch_sampler() -> ShareBatchSampler:
     return ShareBatchSampler(
-        SequentialOrder(7),
+        EvenSteps(SequentialOrder(7), 4, drop_last=False),
         rank=0,
-        global_batch_size=4,
-        drop_last=False,
         seed=0,
         rows_of=lambda _, rows: (rows,),
         first_step=lambda: (0, 0),

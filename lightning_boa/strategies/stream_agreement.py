@@ -1,0 +1,31 @@
+"""Whether all ranks have a next batch, and the rows of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lightning_boa.data import Together
+
+
+class StreamAgreement:
+    """One small all-reduce on the host for each step, between ranks that each read a loader of their own.
+
+    To be made on all ranks at the same point: where the process group has no CPU tensors, a second one is opened.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._is_alone = world_size == 1
+        self._group: Any = None
+        if not self._is_alone and "gloo" not in dist.get_backend_config():
+            self._group = dist.new_group(backend="gloo")
+
+    def __call__(self, rows: int | None) -> Together:
+        """`rows` of this rank's next batch, None at its end."""
+        figures = torch.tensor([int(rows is None), rows or 0], dtype=torch.int64)
+        if not self._is_alone:
+            dist.all_reduce(figures, group=self._group)
+        ended, step_rows = figures.tolist()
+        return Together(ended == 0, step_rows)
