@@ -33,6 +33,7 @@ from lightning_boa import BoaStrategy
 
 RANKS = 2
 HALF_WIDTH = 0.005
+AIM = 0.9
 ALLOWED = 1.01
 LEAST_TURNS = 30
 Z_95 = 1.96
@@ -104,7 +105,7 @@ def run_set(
     features, width, steps = MODELS[name]
     rows = TensorDataset(torch.randn(4096, features), torch.randn(4096, 1))
     order = STRATEGIES[number % 3 :] + STRATEGIES[: number % 3]
-    stage = Stage(order, steps, HALF_WIDTH * math.sqrt(sets), ends)
+    stage = Stage(order, steps, AIM * HALF_WIDTH * math.sqrt(sets), ends)
     players = {each: TakesTurns(stage, each) for each in order}
 
     def play(strategy: str) -> None:

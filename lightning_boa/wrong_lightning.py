@@ -1,8 +1,8 @@
 """pytorch_lightning and lightning.pytorch do not know each other's classes: one sentence for who mixes them.
 
-Read in 2.5 to 2.6.6: a Trainer refuses a strategy of the other package before it asks it anything, since it is no
-instance of its own abstract class `Strategy`. Our class is registered there as a virtual subclass, so that it is asked and can
-say what is wrong. Callbacks are not looked at by a Trainer.
+A Trainer refuses a strategy of the other package before it asks it anything, since it is no instance of its own
+abstract class `Strategy`. Our class is registered there as a virtual subclass, so that it is asked and can say what is
+wrong. A Trainer does not look at callbacks.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class PlansBatches(Protocol):
 
     def take_drawn_order(self) -> int | None: ...
 
-    def log_rows(self) -> None: ...
+    def log_rows(self, trainer: Any, training: bool) -> None: ...
 
     def log_epoch_rows(self) -> None: ...
 
@@ -79,7 +79,14 @@ class BoaCallbackBehaviour:
     """Lets all ranks exchange their figures when the planning loop asks for it, and announces the plan.
 
     The strategy attaches it; add it to the trainer yourself only to place it among other callbacks.
+
+    Hooks that would do nothing in every step are None: Lightning enters a profiler's context for each that it can call.
     """
+
+    on_before_zero_grad: Any = None
+    on_before_backward: Any = None
+    on_after_backward: Any = None
+    on_before_optimizer_step: Any = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         refuse_mix(self, trainer)
@@ -116,13 +123,13 @@ class BoaCallbackBehaviour:
         _compare_new_loaders(_strategy_of(trainer))
 
     def on_train_batch_start(self, trainer: Any, *arguments: Any) -> None:
-        _on_batch_start(_strategy_of(trainer))
+        _on_batch_start(trainer, training=True)
 
     def on_validation_batch_start(self, trainer: Any, *arguments: Any) -> None:
-        _on_batch_start(_strategy_of(trainer))
+        _on_batch_start(trainer, training=False)
 
     def on_test_batch_start(self, trainer: Any, *arguments: Any) -> None:
-        _on_batch_start(_strategy_of(trainer))
+        _on_batch_start(trainer, training=False)
 
     def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
         strategy = _strategy_of(trainer)
@@ -251,8 +258,9 @@ def _compare_new_loaders(strategy: PlansBatches) -> None:
         check_same(facts)
 
 
-def _on_batch_start(strategy: PlansBatches) -> None:
-    strategy.log_rows()
+def _on_batch_start(trainer: Any, *, training: bool) -> None:
+    strategy = _strategy_of(trainer)
+    strategy.log_rows(trainer, training)
     drawn = strategy.take_drawn_order()
     if drawn is not None:
         check_digest(drawn, "order of rows from the sampler", strategy.root_device)

@@ -136,7 +136,7 @@ class _SharingTwin(Twin):
                 raise self._odd_batches(yielded, 0 if iteration is earlier else iteration.lists)
             share = iteration.shares.popleft()
             if self._boa_deliver is not None:
-                self._boa_deliver(share._replace(wait=self.last_wait))
+                self._boa_deliver(Share(*share[:-1], wait=self.last_wait))
             yield batch
             asked = self._boa_clock()
         if yielded == 0:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS
 from torch.utils.data import DataLoader
 from typing_extensions import override
@@ -123,6 +124,7 @@ class BoaBehaviour(_Base):
         self._row_check = RowCheck()
         self._rows_in_step: int | None = None
         self._weighted_backwards = 0
+        self._is_automatic = True
         self._after_step: list[Callable[[], None]] = []
         self._measuring: Any = None
         self._watching: list[Any] = []
@@ -239,16 +241,17 @@ class BoaBehaviour(_Base):
         """An epoch of training is over on this rank; what its loaders gave too much is not used."""
         self._trained.forget()
 
-    def log_rows(self) -> None:
+    def log_rows(self, trainer: Any, training: bool) -> None:
         """Let `self.log` weigh the batch that has arrived by its rows, not by the first tensor found in it."""
-        arrived = (self._trained if self._trainer.training else self._evaluated).next
+        arrived = (self._trained if training else self._evaluated).next
         if arrived is not None:
-            trainer_seam.log_rows(self._trainer, arrived.rows)
+            trainer_seam.log_rows(trainer, arrived.rows, training=training)
 
     def log_epoch_rows(self) -> None:
         """Let `self.log` at the end of an epoch weigh a value of this rank by the rows that it had in the epoch."""
-        deliveries = self._trained if self._trainer.training else self._evaluated
-        trainer_seam.log_rows(self._trainer, deliveries.pop_rows())
+        training = self._trainer.training
+        deliveries = self._trained if training else self._evaluated
+        trainer_seam.log_rows(self._trainer, deliveries.pop_rows(), training=training)
 
     def finish_step(self) -> None:
         """A training step is over on this rank."""
@@ -299,6 +302,7 @@ class BoaBehaviour(_Base):
         self.clock = self.new_clock()
         self.memory = self.new_memory_profile()
         assert self.lightning_module is not None
+        self._is_automatic = self.lightning_module.automatic_optimization
         rule = rule_of(self.options.batch_weight, self.lightning_module)
         self._weight = LossWeight(rule, self.world_size, self.root_device)
         if not self._is_automatic:
@@ -313,6 +317,7 @@ class BoaBehaviour(_Base):
     def configure_ddp(self) -> None:
         super().configure_ddp()
         if self.world_size > 1:
+            assert isinstance(self.model, DistributedDataParallel)
             self._statistics = RunningStatistics.instead_of_broadcast(self.model)
 
     @override
@@ -362,8 +367,8 @@ class BoaBehaviour(_Base):
         assert self.lightning_module is not None
         assert self._weight is not None
         self._settle()
-        if self.share is not None:
-            self._weight.begin(self.share, args[0])
+        if self._share is not None:
+            self._weight.begin(self._share, args[0])
         if self._is_ghost:
             written = () if self._statistics is None else self._statistics.buffers()
             self._after_step.append(ghost.remember_buffers(self.lightning_module, written))
@@ -385,8 +390,10 @@ class BoaBehaviour(_Base):
     @override
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         weight = self._weight_inside_step()
-        with self.clock.communicating():
-            loss = weight.of(closure_loss)
+        if weight.is_under_way:
+            with self.clock.communicating():
+                weight.arrive()
+        loss = weight.of(closure_loss)
         self.clock.switch("compute")
         if loss.requires_grad and self.clock.enabled:
             loss.register_hook(self._on_gradient_of_loss)  # type: ignore[no-untyped-call]
@@ -477,13 +484,8 @@ class BoaBehaviour(_Base):
         return self.lightning_module.trainer
 
     @property
-    def _is_automatic(self) -> bool:
-        assert self.lightning_module is not None
-        return self.lightning_module.automatic_optimization
-
-    @property
     def _is_ghost(self) -> bool:
-        return self.share is not None and self.share.rows == 0
+        return self._share is not None and self._share.rows == 0
 
     @property
     def _module(self) -> Any:
@@ -618,7 +620,7 @@ class BoaBehaviour(_Base):
 
     def _weight_inside_step(self) -> LossWeight:
         inside = self._is_automatic or self._rows_in_step is not None
-        if self.share is None or self._weight is None or not inside:
+        if self._share is None or self._weight is None or not inside:
             raise UnsupportedError(
                 "Expected manual_backward inside training_step, got it outside: only there it is known by which rows"
                 " the loss must be weighted. Move it into training_step."
@@ -664,7 +666,7 @@ class BoaBehaviour(_Base):
         return output
 
     def _take_part(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        share = self.share
+        share = self._share
         if share is None:
             return step(*args, **kwargs)
         self._rows_in_step = share.rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 
 from lightning_boa.data import Share
@@ -32,7 +32,10 @@ class Deliveries:
     @property
     def next(self) -> Share | None:
         """The share of the step that is to be taken next; None where nothing has arrived."""
-        return _combined(self._waiting[0].values()) if self._waiting else None
+        if not self._waiting:
+            return None
+        shares = self._waiting[0]
+        return _combined(shares.values()) if len(shares) > 1 else next(iter(shares.values()))
 
     def from_loader(self, loader: Hashable) -> Callable[[Share], None]:
         """What a loader calls for each batch that arrives."""
@@ -68,15 +71,11 @@ class Deliveries:
         self._waiting.append({loader: share})
 
 
-def _combined(shares: Iterable[Share]) -> Share:
-    first, *others = shares
-    if not others:
-        return first
-    parts = (first, *others)
+def _combined(shares: Collection[Share]) -> Share:
     return Share(
-        step=max(share.step for share in parts),
-        rows=sum(share.rows for share in parts),
-        step_rows=sum(share.step_rows for share in parts),
-        fetched=sum(share.fetched for share in parts),
-        wait=sum(share.wait for share in parts),
+        step=max(share.step for share in shares),
+        rows=sum(share.rows for share in shares),
+        step_rows=sum(share.step_rows for share in shares),
+        fetched=sum(share.fetched for share in shares),
+        wait=sum(share.wait for share in shares),
     )

@@ -32,8 +32,8 @@ def gather_rows(data: Any, sync_grads: bool = False) -> Any:
     """The rows of all ranks in the order of the ranks, which is the order of the global batch; on every rank alike.
 
     Under any strategy, and without one. Where `self.all_gather` needs the same shape on all ranks, ranks may hold
-    different numbers of rows here, also none. A rank that only takes part in a step of "boa" contributes none. All ranks
-    have to call it, except in predict, where "boa" lets ranks without rows leave steps out.
+    different numbers of rows here, also none. A rank that only takes part in a step of "boa" contributes none. All
+    ranks have to call it; not in predict_step, where "boa" lets ranks without rows leave steps out.
 
     Which batch_weight of BoaStrategy goes with a loss made of gathered rows:
         "samples" where each rank's loss is a mean over its own rows (each against all gathered ones), with
@@ -107,8 +107,8 @@ def _agree(
 ) -> tuple[list[list[int]], int]:
     """The rows of each rank for each tensor, and the number of ranks that only take part.
 
-    The first of two small gathers has the same size whatever the ranks hold, so that they can disagree without waiting for
-    each other for ever.
+    The first of two small gathers has the same size whatever the ranks hold, so that they can disagree without waiting
+    for each other for ever.
     """
     if not tensors:
         return [], 0
@@ -162,7 +162,9 @@ def _gather(
     if not any(rows) or 0 in tensor.shape[1:]:
         return own.new_zeros((sum(rows), *own.shape[1:]))
     if differentiable:
-        parts = _Gather.apply(torch.cat([own, filling]), takes_part_only, communicating)
+        parts = _Gather.apply(  # type: ignore[no-untyped-call]
+            torch.cat([own, filling]), takes_part_only, communicating
+        )
     else:
         parts = _gather_equal(torch.cat([own.detach(), filling]), communicating)
     return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)])
@@ -189,7 +191,7 @@ class _Gather(torch.autograd.Function):
         return _gather_equal(tensor, communicating)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         total = torch.stack(gradients)
         if ctx.takes_part_only:

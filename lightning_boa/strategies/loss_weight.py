@@ -74,6 +74,16 @@ class LossWeight:
                 " many things the loss is a mean over, or the sum of their weights."
             )
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the sum of all ranks' masses has not arrived yet."""
+        return self._work is not None
+
+    def arrive(self) -> None:
+        """Wait for the sum of all ranks' masses."""
+        self._work.wait()
+        self._work = None
+
     def of(self, loss: Tensor) -> Tensor:
         """The loss, weighted; cut off where this rank's part counts for nothing."""
         if self._is_cut_off:
@@ -96,8 +106,5 @@ class LossWeight:
         return self._share.rows == 0 or (callable(self._rule) and self._mass == 0.0)
 
     def _factor(self, loss: Tensor) -> Tensor:
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
         assert self._total is not None
         return (self._mass * self._world_size / self._total[0]).to(loss.dtype)

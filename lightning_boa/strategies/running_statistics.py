@@ -1,9 +1,9 @@
 """Running statistics of BatchNorm that have seen all rows of a step, on every rank alike.
 
 DDP spreads those of rank 0, which have seen rank 0's rows alone. A layer with momentum m makes (1 - m) r + m s_i of the
-running statistic r on rank i, linear in the rank's own statistic s_i; so the mean over ranks, weighted by their rows, is
-(1 - m) r + m sum_i rows_i s_i / sum_i rows_i. That holds for a cumulative mean (momentum=None) and for layers that are
-called several times in a step too.
+running statistic r on rank i, linear in the rank's own statistic s_i; so the mean over ranks, weighted by their rows,
+is (1 - m) r + m sum_i rows_i s_i / sum_i rows_i. That holds for a cumulative mean (momentum=None) and for layers that
+are called several times in a step too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunningStatistics:
         wide = torch.float64 if torch.float64 in kinds else torch.float32
         sizes = [value.numel() for value in values]
         self._sent = torch.zeros(sum(sizes) + 1, dtype=wide, device=device)
-        *places, self._rows = self._sent.split([*sizes, 1])
+        *places, self._rows = torch.split(self._sent, [*sizes, 1])
         pairs = zip(places[::2], places[1::2], strict=True)
         self._layers = [_Layer(layer, pair) for layer, pair in zip(layers, pairs, strict=True)]
         self._reduced: list[_Layer] = []
@@ -47,7 +47,7 @@ class RunningStatistics:
 
         None where DDP broadcasts no buffers or there are none to take. What a user has excluded from DDP stays so.
         """
-        if not ddp.will_sync_module_buffers():
+        if not ddp.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             return None
         broadcast = {id(buffer): name for name, buffer in ddp.module.named_buffers()}
         for identity, name in list(broadcast.items()):
@@ -65,7 +65,7 @@ class RunningStatistics:
             return None
         taken = [buffer for layer in layers for buffer in _buffers(layer)]
         ddp.parameters_to_ignore.update(broadcast[id(buffer)] for buffer in taken)
-        ddp._assign_modules_buffers()
+        ddp._assign_modules_buffers()  # type: ignore[no-untyped-call]
         return cls(layers, ddp.device)
 
     def buffers(self) -> Iterator[Tensor]:

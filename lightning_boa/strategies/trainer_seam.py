@@ -93,12 +93,12 @@ def index_recorder(trainer: Any, batch_sampler: ShareBatchSampler) -> Any:
     return type(wrapper.__name__, (wrapper,), {"iteration": present})(batch_sampler)
 
 
-def log_rows(trainer: Any, rows: int) -> None:
+def log_rows(trainer: Any, rows: int, *, training: bool) -> None:
     """Let `self.log` weigh what is logged now by the rows behind it, those of the present batch or of a whole epoch.
 
     Where there are none it weighs next to nothing, so that what a rank logs for itself alone stays a number.
     """
-    results = trainer.fit_loop.epoch_loop._results if trainer.training else trainer._results
+    results = trainer.fit_loop.epoch_loop._results if training else trainer._results
     if results is not None:
         results.batch_size = rows or NEXT_TO_NOTHING
 

@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics: after every step, on every rank, those of one process that treats each share apart."""
+"""BatchNorm's running statistics: after every step, on every rank, those of a process that treats each share apart."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
 
 from lightning_boa import BoaStrategy
@@ -131,10 +132,12 @@ THREE_RANKS = {
 MANUAL = scene([5, 1])
 
 
-def train(rank: int, ranks: int, training: Training, **arguments: Any) -> Found:
+def train(
+    rank: int, ranks: int, training: Training, kind: type[Normed] = Normed, **arguments: Any
+) -> Found:
     quiet()
     pl.seed_everything(training.seed)
-    module = Normed(**arguments)
+    module = kind(**arguments)
     module.saves_as = "kept.ckpt"
     trainer = pl.Trainer(
         strategy=BoaStrategy(**training.strategy), devices=ranks, **trainer_options(training)
@@ -188,6 +191,8 @@ def train_all(rank: int, ranks: int, trainings: dict[str, Training]) -> dict[str
     found: dict[str, Any] = {name: train(rank, ranks, each) for name, each in trainings.items()}
     if ranks == 2:
         found["manual"] = train(rank, ranks, MANUAL, manual=True)
+        for kind in RUN_AGAIN:
+            found[kind.__name__] = train(rank, ranks, scene([5, 1]), kind)
         found["kept by each rank"] = kept_by_each_rank(rank)
         found["buffers of the user"] = buffers_of_the_user(rank)
     return found
@@ -197,6 +202,21 @@ def kept_by_each_rank(rank: int) -> Tensor:
     options = {"batch_sizes": [5, 1], "broadcast_buffers": False}
     found = train(rank, 2, Training(rows=26, global_batch_size=6, strategy=options))
     return found.kept[-1]["rows.running_mean"]
+
+
+class SeveralClosures(Normed):
+    """An optimizer that runs each step several times."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.01, max_iter=3)
+
+
+class Recomputed(Normed):
+    """Runs its layers again in backward."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        output: Tensor = checkpoint(super().forward, features, use_reentrant=False)
+        return output
 
 
 class WithBuffer(Normed):
@@ -219,6 +239,9 @@ def buffers_of_the_user(rank: int) -> float:
     )
     trainer.fit(module, *loaders(training, batch_size=3))
     return float(module.seen_before)
+
+
+RUN_AGAIN = (SeveralClosures, Recomputed)
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +282,16 @@ def test_three_ranks_keep_the_statistics_of_all_rows(three: Any, name: str) -> N
 
 def test_manual_optimisation_keeps_them_too(two: Any) -> None:
     check(MANUAL, [found["manual"] for found in two])
+
+
+@pytest.mark.parametrize("kind", RUN_AGAIN)
+def test_ranks_agree_where_layers_run_again(two: Any, kind: type[Normed]) -> None:
+    one, other = (found[kind.__name__] for found in two)
+    assert relative_error(one.weights, other.weights) < TOLERANCE
+    for ours, theirs in zip(one.kept, other.kept, strict=True):
+        for name, value in ours.items():
+            assert torch.equal(value, theirs[name]), name
+            assert value.isfinite().all()
 
 
 def test_validation_uses_them_on_every_rank(two: Any) -> None:

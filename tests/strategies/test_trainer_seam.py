@@ -161,30 +161,30 @@ def epoch_value(trainer: Any, name: str) -> float:
 
 
 def test_logged_values_weigh_their_rows(logged: Any) -> None:
-    trainer_seam.log_rows(logged, 3)
+    trainer_seam.log_rows(logged, 3, training=False)
     log(logged, "loss", 1.0)
-    trainer_seam.log_rows(logged, 1)
+    trainer_seam.log_rows(logged, 1, training=False)
     log(logged, "loss", 9.0)
 
     assert epoch_value(logged, "loss") == 3.0
 
 
 def test_outside_of_a_loop_nothing_is_weighed() -> None:
-    trainer_seam.log_rows(SimpleNamespace(training=False, _results=None), 3)
+    trainer_seam.log_rows(SimpleNamespace(training=False, _results=None), 3, training=False)
 
 
 def test_a_ghost_leaves_what_was_logged_as_it_was(logged: Any) -> None:
-    trainer_seam.log_rows(logged, 3)
+    trainer_seam.log_rows(logged, 3, training=False)
     log(logged, "loss", 1.0)
     log(logged, "smallest", 4.0, reduce_fx="min")
     log(logged, "total", 4.0, reduce_fx="sum")
     restore = trainer_seam.remember_logged(logged)
-    trainer_seam.log_rows(logged, 0)
+    trainer_seam.log_rows(logged, 0, training=False)
     log(logged, "loss", float("nan"))
     log(logged, "smallest", -7.0, reduce_fx="min")
     log(logged, "total", 100.0, reduce_fx="sum")
     restore()
-    trainer_seam.log_rows(logged, 1)
+    trainer_seam.log_rows(logged, 1, training=False)
     log(logged, "loss", 9.0)
 
     assert epoch_value(logged, "loss") == 3.0
@@ -194,13 +194,13 @@ def test_a_ghost_leaves_what_was_logged_as_it_was(logged: Any) -> None:
 
 def test_a_name_that_only_a_ghost_has_logged_counts_for_nothing(logged: Any) -> None:
     restore = trainer_seam.remember_logged(logged)
-    trainer_seam.log_rows(logged, 0)
+    trainer_seam.log_rows(logged, 0, training=False)
     log(logged, "loss", 1000.0)
     log(logged, "largest", 1000.0, reduce_fx="max")
     restore()
     assert set(logged._results) == {"training_step.loss", "training_step.largest"}
 
-    trainer_seam.log_rows(logged, 2)
+    trainer_seam.log_rows(logged, 2, training=False)
     log(logged, "loss", 5.0)
     log(logged, "largest", -3.0, reduce_fx="max")
     assert epoch_value(logged, "loss") == 5.0
@@ -208,7 +208,7 @@ def test_a_name_that_only_a_ghost_has_logged_counts_for_nothing(logged: Any) -> 
 
 
 def test_the_value_of_the_last_real_step_is_shown(logged: Any) -> None:
-    trainer_seam.log_rows(logged, 2)
+    trainer_seam.log_rows(logged, 2, training=False)
     log(logged, "loss", 5.0, on_step=True)
     restore = trainer_seam.remember_logged(logged)
     log(logged, "loss", 1000.0, on_step=True)
