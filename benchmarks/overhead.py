@@ -47,10 +47,11 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=6.0, help="at most, for each model")
     parser.add_argument("--sets", type=int, default=4, help="sets of fresh models")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options = parser.parse_args()
     results = []
     console = Console()
-    for name in MODELS:
+    for name in options.models:
         console.print(f"{name} parameters: ddp, boa, ddp in turn on {RANKS} ranks …")
         found = run_ranks(run_rank, RANKS, name, options.minutes * 60, options.sets)
         results.append(evaluate(name, found))

@@ -93,6 +93,7 @@ class BoaCallbackBehaviour:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         strategy = _strategy_of(trainer)
+        _refuse_windows_of_static_graphs(trainer)
         check_same(strategy.take_new_facts())
         strategy.device_names = _gather_device_names(trainer)
         strategy.begin_planning()
@@ -235,6 +236,19 @@ def _strategy_of(trainer: Any) -> PlansBatches:
         )
     planner: PlansBatches = strategy
     return planner
+
+
+def _refuse_windows_of_static_graphs(trainer: Any) -> None:
+    windows = [trainer.accumulate_grad_batches]
+    for callback in trainer.callbacks:
+        if hasattr(callback, "going_to_accumulate_grad_batches"):
+            windows += callback.scheduling.values()
+    window = max(windows)
+    if window > 1 and getattr(trainer.strategy.model, "static_graph", False):
+        raise UnsupportedError(
+            f"Expected no accumulation of gradients beside static_graph=True, got windows of {window} batches, in which"
+            " torch's DDP fails. Leave static_graph out, or accumulate_grad_batches."
+        )
 
 
 def _gather_device_names(trainer: Any) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from lightning_boa.cli.framework import MisconfigurationException, Trainer, seed
 from lightning_boa.cli.jobs import one_job, refuse_foreign_process_group
 from lightning_boa.cli.options import whole_number
 from lightning_boa.cli.run_report import RunReport, report_of
-from lightning_boa.errors import BoaError
+from lightning_boa.errors import BoaError, OptionError
 from lightning_boa.reports import comparison_table, plan_table
 
 USER_MISTAKE = 2
@@ -46,7 +46,7 @@ def train(config: DictConfig) -> RunReport:
     model = instantiate(config.model, _convert_="all")
     trainer: Trainer = instantiate(config.trainer, _convert_="all", _partial_=True)(
         devices=cluster.devices_for(config.trainer.devices),
-        strategy=instantiate(config.strategy, _convert_="all"),
+        strategy=_strategy(config),
         callbacks=[
             *cluster.callbacks(config.trainer.devices),
             *_named_parts(config.callbacks),
@@ -63,6 +63,14 @@ def train(config: DictConfig) -> RunReport:
         _show(report)
         _keep(report, Path(config.output_dir), picture=bool(config.picture))
     return report
+
+
+def _strategy(config: DictConfig) -> Any:
+    if config.get("strategy") is None:
+        raise OptionError(
+            "strategy: expected one of conf/strategy, got none. Say strategy=boa or strategy=ddp."
+        )
+    return instantiate(config.strategy, _convert_="all")
 
 
 def _named_parts(group: DictConfig | None) -> list[Any]:

@@ -128,6 +128,7 @@ class BoaBehaviour(_Base):
         self._after_step: list[Callable[[], None]] = []
         self._measuring: Any = None
         self._watching: list[Any] = []
+        self._frozen: list[Tensor] = []
 
     @property
     def share(self) -> Share | None:
@@ -316,6 +317,7 @@ class BoaBehaviour(_Base):
     @override
     def configure_ddp(self) -> None:
         super().configure_ddp()
+        self._frozen = [each for each in self._module.parameters() if not each.requires_grad]
         if self.world_size > 1:
             assert isinstance(self.model, DistributedDataParallel)
             self._statistics = RunningStatistics.instead_of_broadcast(self.model)
@@ -349,6 +351,8 @@ class BoaBehaviour(_Base):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         self._settle()
+        if any(parameter.requires_grad for parameter in self._frozen):
+            self._wrap_again()
         self._share = share = self._trained.take()
         if share is None:
             raise UnsupportedError(
@@ -626,6 +630,11 @@ class BoaBehaviour(_Base):
                 " the loss must be weighted. Move it into training_step."
             )
         return self._weight
+
+    def _wrap_again(self) -> None:
+        """A frozen layer is trained from here on: DDP averages only what required gradients when it was made."""
+        self.model = self._module
+        self.configure_ddp()
 
     def _loss_of_all_rows(self, closure: Callable[[], Any]) -> Any:
         """What an optimizer decides by that looks at the loss: every rank has to decide alike."""

@@ -56,6 +56,7 @@ def test_ddp_runs_with_the_same_settings(
         ("data.batch_size=0", "data.batch_size: expected a whole number of at least 1, got 0"),
         ("strategy.granularity=0", "granularity: expected a whole number of at least 1, got 0"),
         ("strategy.batch_sizes=[1,2]", "batch_sizes"),
+        ("~strategy", "strategy: expected one of conf/strategy, got none"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(

@@ -23,6 +23,7 @@ from tests.processes.training import (
 )
 
 SHARES = {2: [5, 3], 3: [5, 0, 4]}
+TRAINING = Training(rows=37, epochs=2, schedules=False)
 
 
 def plain() -> Regression:
@@ -41,7 +42,7 @@ class Scene:
     """
 
     module: Callable[[], Regression] = plain
-    training: Training = Training(rows=37, epochs=2, schedules=False)
+    training: Training = TRAINING
     options: Callable[[], dict[str, Any]] = dict
     strategy: Mapping[str, Any] = field(default_factory=dict)
     strategy_class: type[BoaStrategy] = BoaStrategy

@@ -123,6 +123,15 @@ def refused_without_rows(rank: int) -> str:
     return "nothing"
 
 
+def of_two_kinds(rank: int) -> str:
+    """Neither a hang nor an abort of the backend."""
+    try:
+        gather_rows(torch.zeros(3, 4 + rank))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
 def play(rank: int) -> dict[str, Any]:
     validated = fit_on_ranks(
         Training(rows=16, epochs=1, validation_rows=9, strategy={"batch_sizes": [5, 3]})
@@ -133,6 +142,7 @@ def play(rank: int) -> dict[str, Any]:
         "accumulated": weights_of(fit_on_ranks(ACCUMULATED)),
         "validated": validated,
         "under ddp": rows_under_any_strategy(rank),
+        "of two kinds": of_two_kinds(rank),
         "refused": refused_without_rows(rank),
     }
 
@@ -163,6 +173,13 @@ def test_each_row_of_an_evaluation_is_gathered_once(played: Any) -> None:
 
 def test_rows_are_gathered_under_any_strategy(played: Any) -> None:
     assert [found["under ddp"] for found in played] == [[0, 10, 11]] * 2
+
+
+def test_rows_of_two_kinds_are_refused_on_every_rank(played: Any) -> None:
+    for found in played:
+        assert found["of two kinds"].startswith("AgreementError: ")
+        assert "((4,), 'float32', False)] on rank 0" in found["of two kinds"]
+        assert "((5,), 'float32', False)] on rank 1" in found["of two kinds"]
 
 
 def test_a_loss_that_every_rank_computes_needs_rows_on_every_rank(played: Any) -> None:

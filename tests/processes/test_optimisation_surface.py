@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,14 +28,16 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from lightning_boa import BoaStrategy
-from tests.processes.ranks import outcomes_of_ranks, run_ranks
-from tests.processes.scenes import SHARES, Played, Scene, plain, play_all, play_alone, play_on_ranks
+from tests.processes.ranks import run_ranks
+from tests.processes.scenes import SHARES, Scene, plain, play_all, play_alone
 from tests.processes.training import (
     FEATURES,
     NumberedRows,
     Regression,
     Training,
+    quiet,
     relative_error,
+    trainer_options,
     with_options,
 )
 
@@ -294,6 +297,17 @@ class Observed(Regression):
         return float(torch.cat([each.reshape(-1) for each in gradients if each is not None]).norm())
 
 
+class Returns(Regression):
+    """Its step returns what `make` makes of the errors."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__(schedules=False)
+        self.make = make
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.make(self.errors(batch))
+
+
 class LossOnly(Regression):
     """Nothing in its step that a compiler could stumble over."""
 
@@ -392,6 +406,11 @@ SCENES = {
     "reentrant checkpoints": Scene(partial(Recomputes, reentrant=True)),
     "checkpoints": Scene(partial(Recomputes, reentrant=False)),
     "frozen layer": Scene(Frozen),
+    "a layer that is frozen at first": Scene(
+        partial(StartsFrozen, schedules=False),
+        with_options(PLAIN, epochs=3),
+        callbacks(Unfreezes),
+    ),
     "tied weights": Scene(Tied),
     "groups of parameters": Scene(partial(TwoGroups, schedules=False)),
     "own hooks": Scene(partial(OwnHooks, schedules=False)),
@@ -399,17 +418,81 @@ SCENES = {
     "hooks around backward": Scene(Observed),
     "anomalies detected": Scene(training=with_trainer(detect_anomaly=True)),
 }
-CASES = [(ranks, name) for ranks in SHARES for name in SCENES]
+ON_TWO_RANKS = {
+    "compiled ahead of time": Scene(
+        partial(LossOnly, schedules=False), prepare=compiled("aot_eager")
+    ),
+}
+WRONG = {
+    name: replace(SCENES[name], strategy={"batch_weight": "none"})
+    for name in ("bf16-mixed", "16-mixed with a scaler")
+}
+OVERFLOWING = Scene(single, SINGLE, partial(scaler, init_scale=2.0**22, growth_interval=3))
+FAILING = {
+    "a vector": Scene(partial(Returns, lambda errors: errors)),
+    "no gradient": Scene(partial(Returns, lambda errors: errors.mean().detach())),
+    "no tensor": Scene(partial(Returns, lambda errors: "loss")),
+    "no loss": Scene(partial(Returns, lambda errors: {"errors": errors})),
+}
+WINDOWS = callbacks(partial(GradientAccumulationScheduler, {1: 2}))
+REFUSED = {
+    "a step that is skipped": (
+        Scene(partial(Returns, lambda errors: None)),
+        "RuntimeError: Skipping the `training_step` by returning None in distributed training is not supported.",
+    ),
+    "a batch size finder": (
+        Scene(options=callbacks(BatchSizeFinder)),
+        "MisconfigurationException: The Batch size finder is not supported with distributed strategies.",
+    ),
+    "windows of a static graph": (
+        Scene(training=with_trainer(accumulate_grad_batches=2), strategy={"static_graph": True}),
+        "UnsupportedError: Expected no accumulation of gradients beside static_graph=True,",
+    ),
+    "later windows of a static graph": (
+        Scene(options=WINDOWS, strategy={"static_graph": True}),
+        "UnsupportedError: Expected no accumulation of gradients beside static_graph=True,",
+    ),
+}
+PLAYED = {
+    2: {
+        **SCENES,
+        **ON_TWO_RANKS,
+        **{f"wrong: {name}": scene for name, scene in WRONG.items()},
+        **FAILING,
+        **{name: scene for name, (scene, _) in REFUSED.items()},
+        "overflowing": OVERFLOWING,
+    },
+    3: {**SCENES, "overflowing": OVERFLOWING},
+}
+EXACT = {2: {**SCENES, **ON_TWO_RANKS}, 3: SCENES}
+
+
+def play(rank: int, ranks: int) -> dict[str, Any]:
+    found: dict[str, Any] = dict(play_all(rank, ranks, PLAYED[ranks]))
+    found["batch size of the tuner"] = scale_batch_size(ranks)
+    return found
+
+
+def scale_batch_size(ranks: int) -> str:
+    quiet()
+    trainer = pl.Trainer(strategy=BoaStrategy(), devices=ranks, **trainer_options(PLAIN))
+    try:
+        Tuner(trainer).scale_batch_size(plain(), DataLoader(NumberedRows(8), batch_size=4))
+    except ValueError as error:
+        return str(error)
+    return "nothing"
 
 
 @pytest.fixture(scope="module")
-def played() -> dict[int, list[dict[str, Played]]]:
-    return {ranks: run_ranks(play_all, ranks, ranks, SCENES) for ranks in SHARES}
+def played() -> dict[int, list[dict[str, Any]]]:
+    return {ranks: run_ranks(play, ranks, ranks) for ranks in SHARES}
 
 
-@pytest.mark.parametrize(("ranks", "name"), CASES)
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(ranks, name) for ranks, scenes in EXACT.items() for name in scenes]
+)
 def test_equals_a_single_device(played: Any, ranks: int, name: str) -> None:
-    scene = SCENES[name]
+    scene = EXACT[ranks][name]
     alone = play_alone(scene, ranks)
     assert alone.error == ""
     for found in (by_rank[name] for by_rank in played[ranks]):
@@ -419,11 +502,28 @@ def test_equals_a_single_device(played: Any, ranks: int, name: str) -> None:
         assert found.metrics == pytest.approx(alone.metrics, rel=max(1e-9, 10 * scene.tolerance))
 
 
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_weight_is_far_beyond_the_tolerance_of_low_precision(
+    played: Any, name: str
+) -> None:
+    alone = play_alone(SCENES[name], 2)
+    for by_rank in played[2]:
+        error = relative_error(by_rank[f"wrong: {name}"].weights, alone.weights)
+        assert error > 3 * SCENES[name].tolerance
+
+
 @pytest.mark.parametrize("ranks", SHARES)
-def test_a_wrong_weight_would_show(played: Any, ranks: int) -> None:
-    """The tolerances of lower precision are far below what a missing weight would do."""
-    largest = max(scene.tolerance for scene in SCENES.values())
-    assert largest < 0.2
+def test_ranks_leave_out_the_same_steps_where_half_precision_overflows(
+    played: Any, ranks: int
+) -> None:
+    first, *others = (by_rank["overflowing"] for by_rank in played[ranks])
+    before = list(single().parameters())
+    assert first.error == ""
+    assert 0.001 < relative_error(first.weights, before) < 10
+    never_left_out = played[ranks][0]["16-mixed with a scaler"].weights
+    assert relative_error(first.weights, never_left_out) > 0.001
+    for other in others:
+        assert relative_error(other.weights, first.weights) == 0.0
 
 
 @pytest.mark.parametrize("ranks", SHARES)
@@ -435,5 +535,25 @@ def test_hooks_around_backward(played: Any, ranks: int) -> None:
         assert each["after"] == pytest.approx(alone["after"], rel=1e-9)
     weighted = [sum(losses) / ranks for losses in zip(*(e["before"] for e in found), strict=True)]
     assert weighted == pytest.approx(alone["before"], rel=1e-9)
-    share = SHARES[ranks][0] / sum(SHARES[ranks])
-    assert found[0]["before"][0] == pytest.approx(found[0]["returned"][0] * share * ranks, rel=1e-9)
+    factor = SHARES[ranks][0] * ranks / sum(SHARES[ranks])
+    assert found[0]["before"][0] == pytest.approx(factor * found[0]["returned"][0], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_step_that_returns_no_loss_fails_as_on_a_single_device(played: Any, name: str) -> None:
+    alone = play_alone(FAILING[name], 2)
+    assert alone.error
+    for by_rank in played[2]:
+        assert by_rank[name].error == alone.error
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_is_refused_in_one_sentence(played: Any, name: str) -> None:
+    for by_rank in played[2]:
+        assert by_rank[name].error.startswith(REFUSED[name][1])
+
+
+def test_the_tuner_refuses_to_look_for_a_batch_size(played: Any) -> None:
+    for by_rank in played[2]:
+        expected = "Tuning the batch size is currently not supported with distributed strategies."
+        assert by_rank["batch size of the tuner"] == expected
