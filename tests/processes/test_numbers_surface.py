@@ -42,9 +42,13 @@ PREDICTING_SHARES = {2: [7, 5], 3: [7, 0, 5]}
 OF_EVALUATION = 12
 
 
-def has_rows(module: pl.LightningModule) -> bool:
+def part_of_the_step(module: pl.LightningModule) -> float:
     share = getattr(module.trainer.strategy, "share", None)
-    return share is None or share.rows > 0
+    return 1.0 if share is None else share.rows / share.step_rows
+
+
+def has_rows(module: pl.LightningModule) -> bool:
+    return part_of_the_step(module) > 0
 
 
 class Logs(Regression):
@@ -106,6 +110,8 @@ class Logs(Regression):
             sync_dist=True,
             batch_size=int(things.sum()),
         )
+        gathered = self.all_gather(errors.mean() * part_of_the_step(self)).sum()
+        self.log(f"{stage} gathered", gathered, on_step=True, on_epoch=True, sync_dist=True)
         pair = {f"{stage} first": errors.mean(), f"{stage} second": errors.square().mean()}
         self.log_dict(pair, on_step=True, on_epoch=True, sync_dist=True)
 

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 
 from lightning_boa import BoaStrategy
 from tests.processes.ranks import run_ranks
-from tests.processes.scenes import SHARES, Scene, plain, play_all, play_alone
+from tests.processes.scenes import SHARES, Played, Scene, plain, play_all, play_alone
 from tests.processes.training import (
     FEATURES,
     NumberedRows,
@@ -189,6 +189,27 @@ class Branching(Regression):
         return (self.net(features) + self.branch(features) - targets).square()
 
 
+class Experts(Regression):
+    """Rows with a large first feature are seen by an expert, which no row of a rank, or of a step, may need."""
+
+    def __init__(self) -> None:
+        super().__init__(schedules=False)
+        self.expert = nn.Linear(FEATURES, 1).double()
+
+    def errors(self, batch: Any) -> Tensor:
+        features, targets, _ = batch
+        found = self.net(features)
+        chosen = features[:, 0] > 1.0
+        if chosen.any():
+            found = found.index_put(
+                chosen.nonzero(as_tuple=True), self.expert(features[chosen]), accumulate=True
+            )
+        return (found - targets).square()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+
+
 class Recomputes(Regression):
     def __init__(self, reentrant: bool) -> None:
         super().__init__(schedules=False)
@@ -230,6 +251,37 @@ class StartsFrozen(Regression):
     def configure_optimizers(self) -> Any:
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+
+
+class SparseGradients(Regression):
+    """An embedding of which each step touches a few rows."""
+
+    def __init__(self) -> None:
+        super().__init__(schedules=False)
+        self.embedding = nn.Embedding(9, FEATURES, sparse=True).double()
+
+    def errors(self, batch: Any) -> Tensor:
+        features, targets, rows = batch
+        return (self.net(features + self.embedding(rows % 9)) - targets).square()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class ShardedOptimizer(Regression):
+    def configure_optimizers(self) -> Any:
+        if self.trainer.world_size == 1:
+            return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(
+            self.parameters(), optimizer_class=torch.optim.SGD, lr=0.05, momentum=0.9
+        )
+
+
+class ModelsCallbacks(Regression):
+    def configure_callbacks(self) -> Any:
+        return [GradientAccumulationScheduler({0: 2})]
 
 
 class Unfreezes(BaseFinetuning):
@@ -385,6 +437,7 @@ SCENES = {
         with_trainer(accumulate_grad_batches=2),
         strategy={"find_unused_parameters": True},
     ),
+    "a branch for some rows": Scene(Experts, strategy={"find_unused_parameters": True}),
     "static graph": Scene(strategy={"static_graph": True}),
     "gradients as bucket views": Scene(
         training=with_trainer(accumulate_grad_batches=2),
@@ -413,6 +466,11 @@ SCENES = {
     ),
     "tied weights": Scene(Tied),
     "groups of parameters": Scene(partial(TwoGroups, schedules=False)),
+    "sparse gradients": Scene(SparseGradients),
+    "a sharded optimizer": Scene(partial(ShardedOptimizer, schedules=False)),
+    "many buckets": Scene(strategy={"bucket_cap_mb": 0.0001}),
+    "callbacks of the module": Scene(partial(ModelsCallbacks, schedules=False)),
+    "a loss of one element": Scene(partial(Returns, lambda errors: errors.mean().reshape(1))),
     "own hooks": Scene(partial(OwnHooks, schedules=False)),
     "epochs left early": Scene(partial(LeavesEpochsEarly, schedules=False)),
     "hooks around backward": Scene(Observed),
@@ -492,10 +550,25 @@ def played() -> dict[int, list[dict[str, Any]]]:
     ("ranks", "name"), [(ranks, name) for ranks, scenes in EXACT.items() for name in scenes]
 )
 def test_equals_a_single_device(played: Any, ranks: int, name: str) -> None:
-    scene = EXACT[ranks][name]
-    alone = play_alone(scene, ranks)
+    assert_equal_a_single_device(EXACT[ranks][name], [by_rank[name] for by_rank in played[ranks]])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", SHARES)
+def test_equals_a_single_device_while_the_devices_are_measured(ranks: int) -> None:
+    measured = {
+        name: replace(scene, strategy={"batch_sizes": None, **scene.strategy})
+        for name, scene in SCENES.items()
+    }
+    together = run_ranks(play_all, ranks, ranks, measured)
+    for name, scene in measured.items():
+        assert_equal_a_single_device(scene, [by_rank[name] for by_rank in together])
+
+
+def assert_equal_a_single_device(scene: Scene, together: list[Played]) -> None:
+    alone = play_alone(scene, len(together))
     assert alone.error == ""
-    for found in (by_rank[name] for by_rank in played[ranks]):
+    for found in together:
         assert found.error == ""
         assert relative_error(found.weights, alone.weights) < scene.tolerance
         assert (found.steps, found.last_lr) == (alone.steps, alone.last_lr)
