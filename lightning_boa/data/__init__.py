@@ -17,7 +17,14 @@ from lightning_boa.data.order import (
     order_of,
 )
 from lightning_boa.data.sampler import EpochSetter, Share, ShareBatchSampler
-from lightning_boa.data.source import BatchSource, RowSource, Source, is_stream, source_of
+from lightning_boa.data.source import (
+    BatchSource,
+    RowSource,
+    Source,
+    is_stream,
+    makes_single_batches,
+    source_of,
+)
 from lightning_boa.data.steps import BatchListSteps, EvenSteps, Steps
 from lightning_boa.data.stream import RowRequests, Together, can_be_planned, stream_loader
 
@@ -43,6 +50,7 @@ __all__ = [
     "digest",
     "is_stream",
     "length_of",
+    "makes_single_batches",
     "order_of",
     "original_loader",
     "source_of",

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
 
 from lightning_boa.data.loader import original_loader
 from lightning_boa.data.order import (
@@ -104,6 +111,12 @@ def source_of(loader: Any) -> Source:
 def is_stream(loader: Any) -> bool:
     """Whether a loader gives no rows by number: an IterableDataset, or no loader of torch at all."""
     return not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
+
+
+def makes_single_batches(loader: DataLoader[Any]) -> bool:
+    """Whether each item of the data set is a batch of its own (batch_size=None), in an order of torch's."""
+    numbered = (SequentialSampler, RandomSampler, DistributedSampler)
+    return loader.batch_sampler is None and isinstance(loader.sampler, numbered)
 
 
 def _check(loader: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,8 @@ from lightning_boa.data.order import (
     name_of,
 )
 from lightning_boa.errors import LoaderError
+
+MOST_UNSIZED = 1 << 20
 
 
 class DrawnEpoch(Protocol):
@@ -98,8 +100,8 @@ class EvenSteps:
         if len(indices) != self.rows:
             raise LoaderError(
                 f"expected {self.rows} rows in every epoch, as at the start of training, got {len(indices)} in"
-                f" epoch {epoch}. Let the sampler have the same length always, or set"
-                " Trainer(reload_dataloaders_every_n_epochs=1)."
+                f" epoch {epoch}. Let the sampler have the same length always: the number of steps must be known"
+                " before an epoch begins."
             )
         return _EvenEpoch(indices, len(self), self.global_batch_size)
 
@@ -156,7 +158,13 @@ class BatchListSteps:
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(epoch)
         with agreed_randomness(seed, epoch, self.batch_sampler):
-            lists = [self._rows_of(rows) for rows in self.batch_sampler]
+            most = max(MOST_UNSIZED, 2 * (length_of(self.batch_sampler) or 0))
+            lists = [self._rows_of(rows) for rows in islice(self.batch_sampler, most + 1)]
+        if len(lists) > most:
+            raise LoaderError(
+                f"expected {name_of(self.batch_sampler)} to end, got more than {most} batches in an epoch. Let it"
+                " end, or give it a __len__."
+            )
         ends = np.cumsum([0, *map(len, lists)])
         step_ends = [*ends[: -1 : self.batches_per_step].tolist(), int(ends[-1])]
         return _ListedEpoch(as_indices(chain.from_iterable(lists)), tuple(step_ends))
@@ -165,7 +173,7 @@ class BatchListSteps:
         if isinstance(rows, (str, bytes)) or not hasattr(rows, "__len__") or len(rows) == 0:
             raise LoaderError(
                 f"expected {name_of(self.batch_sampler)} to yield lists of rows, got {rows!r}. Yield at least one row"
-                " at a time, in a list."
+                " at a time, in a list; or split the data yourself with Trainer(use_distributed_sampler=False)."
             )
         return rows.tolist() if hasattr(rows, "tolist") else list(rows)
 

@@ -7,6 +7,7 @@ An `IterableDataset`, any iterable of batches, or a loader whose rows the user h
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
 from threading import Lock
@@ -21,9 +22,9 @@ from lightning_boa.errors import LoaderError
 
 
 class Together(NamedTuple):
-    """What all ranks know of a step: whether each of them has a batch, and the rows of all."""
+    """What all ranks know of a step: which of them have no batch any more, and the rows of all."""
 
-    all_have_one: bool
+    ended: tuple[int, ...]
     step_rows: int
 
 
@@ -72,7 +73,7 @@ def stream_loader(
     if type(user).__iter__ is DataLoader.__iter__ and user.batch_sampler is not None:
         own.update(collate_fn=CountingCollate(user.collate_fn), _boa_counts=True)
     if requests is not None:
-        own.update(batch_sampler=requests, drop_last=True)
+        own.update(batch_sampler=requests)
     return twin_of(user, own, _StreamTwin)
 
 
@@ -126,16 +127,31 @@ class _StopsTogether:
 
     def _shared(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._boa_begin()
-        for step in count(self._boa_next_step()):
+        first = self._boa_next_step()
+        for step in count(first):
             asked = self._boa_clock()
             batch = next(batches, _END)
             wait = self._boa_clock() - asked
             rows, batch = (None, None) if batch is _END else self._counted(batch)
             together = self._boa_agree(rows)
-            if rows is None or not together.all_have_one:
+            if rows is None or together.ended:
+                self._check_end(together.ended, step - first, has_more=rows is not None)
                 return
             self._boa_deliver(Share(step, rows, together.step_rows, rows, wait))
             yield batch
+
+    def _check_end(self, ended: tuple[int, ...], delivered: int, *, has_more: bool) -> None:
+        if has_more and not delivered:
+            raise LoaderError(
+                f"expected a batch on every rank, got none on {list(ended)}: all ranks stop at the first end of any."
+                " Give each rank a part of the stream."
+            )
+        if has_more:
+            warnings.warn(
+                f"boa: the streams of ranks {list(ended)} ended first, after {delivered} batches; what others had left"
+                " is not used in this epoch.",
+                stacklevel=2,
+            )
 
     def _counted(self, batch: Any) -> tuple[int, Any]:
         if self._boa_counts:
@@ -145,8 +161,8 @@ class _StopsTogether:
         if shown is None:
             raise LoaderError(
                 f"expected batches whose tensors share one leading size, the number of rows, got {name_of(batch)}"
-                " without it: a rank's loss is weighted by its rows. Use a DataLoader that collates rows, or train"
-                ' with strategy="ddp".'
+                " without it: a rank's loss is weighted by its rows. Let a DataLoader collate the rows (batch_size=n,"
+                ' collate_fn), or train with strategy="ddp".'
             )
         return shown, batch
 

@@ -33,6 +33,7 @@ class RowCheck:
 
     def __init__(self) -> None:
         self._seen: set[tuple[Any, ...]] = set()
+        self._multiple: int | None = None
 
     def __call__(self, batch: Any, share: Share, rank: int) -> None:
         asked = share.fetched
@@ -41,7 +42,9 @@ class RowCheck:
         if seen in self._seen:
             return
         leading = {size[0] for size in sizes if size}
-        if len(leading) == 1 and not _shows(asked, batch, sizes):
+        if len(leading) == 1 and not (
+            self._is_usual_multiple(asked, leading) or _shows(asked, batch, sizes)
+        ):
             raise UnsupportedError(
                 f"Expected a batch of {asked} rows on rank {rank} (its share of step {share.step}), got tensors"
                 f" whose leading size is {leading.pop()}. Let collate_fn keep one entry per row of the data set, or"
@@ -49,24 +52,42 @@ class RowCheck:
             )
         self._seen.add(seen)
 
+    def _is_usual_multiple(self, asked: int, leading: set[int]) -> bool:
+        """Whether each row has become as many as before."""
+        (size,) = leading
+        if size % asked:
+            return False
+        if self._multiple is None:
+            self._multiple = size // asked
+        return size == asked * self._multiple
+
 
 def _sizes(batch: Any) -> list[tuple[int, ...]]:
     if isinstance(batch, Tensor):
         return [tuple(batch.shape)]
     if isinstance(batch, (list, tuple)) and all(isinstance(part, Tensor) for part in batch):
         return [tuple(part.shape) for part in batch]
-    return [tuple(leaf.shape) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if isinstance(batch, Mapping):
+        return [size for part in batch.values() for size in _sizes(part)]
+    leaves = tree_leaves(batch, is_leaf=lambda part: isinstance(part, Mapping))
+    found: list[tuple[int, ...]] = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            found.append(tuple(leaf.shape))
+        elif isinstance(leaf, Mapping):
+            found += _sizes(leaf)
+    return found
 
 
 def _shows(asked: int, batch: Any, sizes: list[tuple[int, ...]]) -> bool:
-    multiples = any(size and size[0] % asked == 0 for size in sizes)
-    return multiples or any(asked in size for size in sizes) or asked in _list_lengths(batch)
+    return any(asked in size for size in sizes) or asked in _list_lengths(batch)
 
 
 def _list_lengths(batch: Any) -> Iterator[int]:
     if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
+        for part in batch.values():
+            yield from _list_lengths(part)
+    elif isinstance(batch, (list, tuple)):
         yield len(batch)
         for part in batch:
             yield from _list_lengths(part)

@@ -25,6 +25,7 @@ from lightning_boa.data import (
     can_be_planned,
     is_stream,
     length_of,
+    makes_single_batches,
     source_of,
     stream_loader,
 )
@@ -41,7 +42,7 @@ from lightning_boa.strategies import gathering, ghost, process_group, reduction,
 from lightning_boa.strategies.batch_rows import RowCheck, rows_shown
 from lightning_boa.strategies.deliveries import Deliveries
 from lightning_boa.strategies.loaders import Sharing
-from lightning_boa.strategies.loss_weight import LossWeight, rule_of
+from lightning_boa.strategies.loss_weight import LossWeight, is_said, rule_of
 from lightning_boa.strategies.options import BatchWeight, BoaOptions, check_known, whole_numbers
 from lightning_boa.strategies.restart import Restart
 from lightning_boa.strategies.running_statistics import RunningStatistics
@@ -508,7 +509,7 @@ class BoaBehaviour(_Base):
         by_boa = trainer_seam.uses_distributed_sampler(self._trainer)
         if stage == trainer_seam.TRAIN:
             return self._training_loader(loader, by_boa)
-        if not by_boa or is_stream(loader):
+        if not by_boa or is_stream(loader) or makes_single_batches(loader):
             return None
         return self._evaluation_loader(loader, stage)
 
@@ -556,7 +557,7 @@ class BoaBehaviour(_Base):
             self._samplers.append(requests)
         return stream_loader(
             loader,
-            agree=StreamAgreement(self.world_size),
+            agree=StreamAgreement(self.global_rank, self.world_size),
             next_step=first_step,
             deliver=self._trained.from_loader(number),
             begin=self._forget_what_was_read_ahead,
@@ -594,7 +595,11 @@ class BoaBehaviour(_Base):
             return
         _, first_step = trainer_seam.steps_done(self._trainer)
         refuses_single_rows = any(isinstance(part, _BatchNorm) for part in self._module.modules())
-        loaders.close(first_step, refuses_single_rows=refuses_single_rows)
+        loaders.close(
+            first_step,
+            refuses_single_rows=refuses_single_rows,
+            weighs_rows=is_said(self.options.batch_weight, self._module),
+        )
 
     def _evaluation_loader(self, loader: DataLoader[Any], stage: str) -> DataLoader[Any]:
         source = source_of(loader)

@@ -35,6 +35,11 @@ def rule_of(asked: Rule | None, module: nn.Module) -> Rule:
     return rule
 
 
+def is_said(asked: Rule | None, module: nn.Module) -> bool:
+    """Whether the user has said what the loss is a mean over."""
+    return asked is not None or hasattr(module, DECLARATION)
+
+
 class LossWeight:
     """The weight of one training step after the other.
 
@@ -65,14 +70,11 @@ class LossWeight:
         self._share = share
         if not callable(self._rule):
             return
-        self._mass = float(self._rule(batch)) if share.rows else 0.0
+        self._mass = _number(self._rule(batch)) if share.rows else 0.0
         self._total = torch.tensor([self._mass], dtype=torch.float64, device=self._device)
         self._work = dist.all_reduce(self._total, async_op=True) if self._world_size > 1 else None
         if not math.isfinite(self._mass) or self._mass < 0:
-            raise OptionError(
-                f"batch_weight: expected a finite number of at least 0 for each batch, got {self._mass!r}. Return how"
-                " many things the loss is a mean over, or the sum of their weights."
-            )
+            raise _no_mass(self._mass)
 
     @property
     def is_under_way(self) -> bool:
@@ -108,3 +110,20 @@ class LossWeight:
     def _factor(self, loss: Tensor) -> Tensor:
         assert self._total is not None
         return (self._mass * self._world_size / self._total[0]).to(loss.dtype)
+
+
+def _number(mass: Any) -> float:
+    is_truth = isinstance(mass, bool) or getattr(mass, "dtype", None) in (torch.bool, bool)
+    try:
+        if is_truth or isinstance(mass, str):
+            raise TypeError
+        return float(mass)
+    except (TypeError, ValueError, RuntimeError):
+        raise _no_mass(mass) from None
+
+
+def _no_mass(mass: Any) -> OptionError:
+    return OptionError(
+        f"batch_weight: expected a finite number of at least 0 for each batch, got {mass!r}. Return how many things the"
+        " loss is a mean over, or the sum of their weights."
+    )

@@ -93,6 +93,33 @@ class BoaOptions:
         """Whether the shares of a stream may differ, which uses up the ranks' streams at different speeds."""
         return self.batch_sizes is not None or self.warmup != "auto"
 
+    def refuse_for_own_batches(self) -> None:
+        """Refuse what means nothing where each rank trains on the batches of its own loader.
+
+        Raises:
+            OptionError: the first such option that is set.
+        """
+        for name, unset in (("batch_sizes", None), ("warmup", "auto"), ("global_batch_size", None)):
+            if getattr(self, name) != unset:
+                raise OptionError(
+                    f"{name}: expected none where each rank trains on the batches of its own loader, got"
+                    f" {getattr(self, name)!r}. Only a DataLoader with a batch_size reads as many rows as a plan says,"
+                    " of a map-style data set, or of an IterableDataset beside batch_sizes or a warmup of some steps."
+                )
+        self.refuse_bounds("the batches of each rank's own loader")
+
+    def refuse_bounds(self, batches: str) -> None:
+        """Refuse bounds that cannot be kept with such batches.
+
+        Raises:
+            OptionError: the first bound that is set.
+        """
+        for name, unset in (("granularity", 1), ("min_batch_size", 1), ("max_batch_size", None)):
+            if getattr(self, name) != unset:
+                raise OptionError(
+                    f"{name}: expected none with {batches}, got {getattr(self, name)!r}. Leave it out."
+                )
+
     @property
     def facts(self) -> dict[str, str]:
         """What all ranks must have set alike, in words that do not depend on the process."""
@@ -114,6 +141,12 @@ class BoaOptions:
         """
         if self.batch_sizes is None:
             return None
+        if unit > 1 and sum(self.batch_sizes) != global_batch_size:
+            raise OptionError(
+                f"batch_sizes: expected the sum {global_batch_size}, the rows of all training loaders in a step, got"
+                f" {list(self.batch_sizes)} with the sum {sum(self.batch_sizes)}. Count the rows of all loaders"
+                " together."
+            )
         plan = fixed_plan(
             self.batch_sizes, world_size=world_size, global_batch_size=global_batch_size
         )

@@ -187,7 +187,7 @@ def is_switched_off() -> bool:
     Raises:
         OptionError: another value than "on" and "off".
     """
-    value = os.environ.get(SWITCH, "on").lower()
+    value = os.environ.get(SWITCH, "").strip().lower() or "on"
     if value not in ("on", "off"):
         raise OptionError(
             f'{SWITCH}: expected "on" or "off" in the environment, got {value!r}. Set {SWITCH}=off for equal shares, or'

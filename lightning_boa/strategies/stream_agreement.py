@@ -16,7 +16,9 @@ class StreamAgreement:
     To be made on all ranks at the same point: where the process group has no CPU tensors, a second one is opened.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
         self._is_alone = world_size == 1
         self._group: Any = None
         if not self._is_alone and "gloo" not in dist.get_backend_config():
@@ -24,8 +26,10 @@ class StreamAgreement:
 
     def __call__(self, rows: int | None) -> Together:
         """`rows` of this rank's next batch, None at its end."""
-        figures = torch.tensor([int(rows is None), rows or 0], dtype=torch.int64)
+        figures = torch.zeros(self._world_size + 1, dtype=torch.int64)
+        figures[self._rank] = rows is None
+        figures[-1] = rows or 0
         if not self._is_alone:
             dist.all_reduce(figures, group=self._group)
-        ended, step_rows = figures.tolist()
-        return Together(ended == 0, step_rows)
+        *ended, step_rows = figures.tolist()
+        return Together(tuple(rank for rank, has in enumerate(ended) if has), step_rows)

@@ -105,7 +105,13 @@ class TrainingLoaders:
         return self._add(rows, source, source.length, by_plan=True)
 
     def add_stream(self, rows: int, length: int | None, *, by_plan: bool) -> int:
-        """The same for a stream, of `length` batches on this rank."""
+        """The same for a stream, of `length` batches on this rank.
+
+        Raises:
+            OptionError: an option that means nothing where each rank trains on the batches of its own loader.
+        """
+        if not by_plan:
+            self._plans.options.refuse_for_own_batches()
         return self._add(rows, None, length, by_plan=by_plan)
 
     def _add(self, rows: int, source: Source | None, length: int | None, *, by_plan: bool) -> int:
@@ -128,8 +134,13 @@ class TrainingLoaders:
         self._plans.rows_of_loaders = tuple(part.rows for part in self._parts)
         return number
 
-    def close(self, first_step: int, *, refuses_single_rows: bool) -> None:
+    def close(self, first_step: int, *, refuses_single_rows: bool, weighs_rows: bool) -> None:
         """All loaders are set up: settle the rows of a step.
+
+        Args:
+            refuses_single_rows: the model has layers that refuse a single row.
+            weighs_rows: the user has said what the loss is a mean over; else it may be a sum of the loaders' means, for
+                which every rank must have the same part of each loader in every step.
 
         Raises:
             OptionError, PlanError, LoaderError: rows that cannot be split.
@@ -138,11 +149,12 @@ class TrainingLoaders:
         first = self._parts[0]
         if not self.is_single:
             for part in self._parts:
-                self._check_short_step(part)
+                self._check_short_step(part, weighs_rows)
         elif not first.by_plan:
             self._plans.keep(equal_split(self._ranks, first.rows), OWN_BATCHES)
             return
         elif first.usual_rows is None:
+            self._plans.options.refuse_bounds("batches of any size")
             self._plans.keep(self._plans.given(self._ranks, None), NO_USUAL_SIZE)
             return
         self._plans.use(
@@ -169,8 +181,10 @@ class TrainingLoaders:
         plan = schedule.plan_at(step)
         if self.is_single:
             return self._plans.split(plan, step_rows)
-        units = self.global_batch_size // self.unit
-        rows = [size // self.unit * (part.rows // units) for size in plan.batch_sizes]
+        units = [size // self.unit for size in plan.batch_sizes]
+        if step_rows % sum(units) == 0:
+            return [each * (step_rows // sum(units)) for each in units]
+        rows = [each * (part.rows // sum(units)) for each in units]
         return BatchPlan(tuple(rows)).rows_of(step_rows, least=1)
 
     def last_rows(self) -> tuple[int, ...]:
@@ -182,9 +196,16 @@ class TrainingLoaders:
             if (short := part.source.steps(part.rows, self._ranks).short_rows)
         )
 
-    def _check_short_step(self, part: Part) -> None:
+    def _check_short_step(self, part: Part, weighs_rows: bool) -> None:
         assert part.source is not None
         short = part.source.steps(part.rows, self._ranks).short_rows
+        units = self.global_batch_size // self.unit
+        if short and short >= self._ranks and short % units and not weighs_rows:
+            raise LoaderError(
+                f"expected every rank to have the same part of each training loader in every step, got a last step of"
+                f" {short} rows in the {part.name}, no multiple of {units}. Leave the short last batch out"
+                ' (drop_last=True), or say batch_weight="samples" if the loss is a mean over the rows of all loaders.'
+            )
         if short is None or 0 < short < self._ranks:
             raise LoaderError(
                 f"expected at least one row for each of {self._ranks} ranks in every step of several training loaders,"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import pytest
@@ -93,6 +93,12 @@ def test_batches_are_drawn_alike_on_all_ranks_and_anew_in_each_epoch() -> None:
         assert torch.equal(torch.get_rng_state(), before)
     assert drawn[0] == drawn[1]
     assert drawn[0][0] != drawn[0][1]
+
+
+def test_a_batch_sampler_must_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_boa.data.steps.MOST_UNSIZED", 100)
+    with pytest.raises(LoaderError, match="to end, got more than 100 batches"):
+        BatchListSteps(([row] for row in count()), 2, 1).draw(0, 0)
 
 
 class Told:

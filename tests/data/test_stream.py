@@ -44,9 +44,8 @@ class Ranks:
 
     def agree(self, rows: int | None) -> Together:
         self.asked.append(rows)
-        return Together(
-            rows is not None and len(self.asked) <= self._end, (rows or 0) + self._others
-        )
+        ended = [0] * (len(self.asked) > self._end) + [1] * (rows is None)
+        return Together(tuple(ended), (rows or 0) + self._others)
 
     def begin(self) -> None:
         self.begun += 1
@@ -79,17 +78,30 @@ def test_rows_are_counted_where_they_are_collated(workers: int) -> None:
 
 def test_the_first_end_of_any_rank_is_the_end_of_all() -> None:
     ranks = Ranks(end=2)
-    assert list(ranks.stream(DataLoader(Numbers(100), batch_size=1, collate_fn=list))) == [[0], [1]]
+    stream = ranks.stream(DataLoader(Numbers(100), batch_size=1, collate_fn=list))
+    with pytest.warns(UserWarning, match=r"ranks \[0\] ended first, after 2 batches"):
+        assert list(stream) == [[0], [1]]
     assert ranks.asked == [1, 1, 1]
     assert len(ranks.delivered) == 2
+
+
+def test_a_rank_without_any_batch_is_an_error_on_the_others() -> None:
+    with pytest.raises(LoaderError, match=r"a batch on every rank, got none on \[0\]"):
+        list(Ranks(end=0).stream(DataLoader(Numbers(100), batch_size=1)))
 
 
 def test_a_plan_decides_how_many_rows_are_fetched() -> None:
     ranks = Ranks()
     requests = RowRequests(lambda step: step - 3, lambda: 5)
-    loader = DataLoader(Numbers(12), batch_size=4, collate_fn=list)
+    loader = DataLoader(Numbers(11), batch_size=4, collate_fn=list)
     assert can_be_planned(loader)
-    assert list(ranks.stream(loader, requests=requests)) == [[0, 1], [2, 3, 4], [5, 6, 7, 8]]
+    assert list(ranks.stream(loader, requests=requests)) == [
+        [0, 1],
+        [2, 3, 4],
+        [5, 6, 7, 8],
+        [9, 10],
+    ]
+    assert [share.rows for share in ranks.delivered] == [2, 3, 4, 2]
     assert requests.handed_out >= 7
 
 

@@ -159,6 +159,9 @@ def play(rank: int) -> dict[str, Any]:
     for name, module, strategy in (
         ("misdeclared", Misdeclares(), shares()),
         ("negative", Tagger(), shares(batch_weight=lambda batch: -1.0)),
+        ("truth", Tagger(), shares(batch_weight=lambda batch: (batch[1] >= 0).any())),
+        ("several", Tagger(), shares(batch_weight=lambda batch: batch[1])),
+        ("nothing", Tagger(), shares(batch_weight=lambda batch: None)),
     ):
         try:
             train(strategy, module)
@@ -190,3 +193,5 @@ def test_senseless_weights_are_refused(played: Any) -> None:
             "OptionError: boa_batch_weight: expected Misdeclares"
         )
         assert "got -1.0" in found["negative"]
+        for name in ("truth", "several", "nothing"):
+            assert found[name].startswith("OptionError: batch_weight: expected a finite number")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from typing import Any
 
 import pytest
@@ -52,6 +52,29 @@ def share(rows: int, step: int = 3) -> Share:
 )
 def test_batches_with_as_many_rows_as_asked_for(batch: Any) -> None:
     RowCheck()(batch, share(4), rank=1)
+
+
+def test_each_row_becomes_as_many_as_before() -> None:
+    check = RowCheck()
+    check(torch.zeros(2, 6), share(1), rank=0)
+    check(torch.zeros(8, 6), share(4), rank=0)
+    with pytest.raises(UnsupportedError, match="3 rows on rank 0"):
+        check(torch.zeros(9, 5), share(3), rank=0)
+
+
+def test_the_number_of_fields_is_no_number_of_rows() -> None:
+    batch = {"x": torch.zeros(5, 2), "y": torch.zeros(5), "z": torch.zeros(5)}
+    with pytest.raises(UnsupportedError, match="3 rows on rank 0"):
+        RowCheck()(batch, share(3), rank=0)
+
+
+class Encoding(UserDict[str, Any]):
+    """A mapping that is no dict, as tokenizers give it."""
+
+
+def test_other_mappings_are_opened() -> None:
+    assert set(leading_sizes(Encoding(ids=torch.zeros(4, 7), mask=torch.zeros(4, 7)))) == {4}
+    assert set(leading_sizes([Encoding(ids=torch.zeros(4, 7)), torch.zeros(3)])) == {4, 3}
 
 
 @pytest.mark.parametrize(

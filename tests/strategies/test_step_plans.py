@@ -27,7 +27,7 @@ def settled(options: BoaOptions, ranks: int, *batch_sizes: int, rows: int = 480)
     loaders = TrainingLoaders(plans, ranks)
     for batch_size in batch_sizes:
         loaders.add(batch_size * ranks, source(rows, batch_size))
-    loaders.close(0, refuses_single_rows=False)
+    loaders.close(0, refuses_single_rows=False, weighs_rows=False)
     plans.begin({}, 0)
     return loaders
 
@@ -42,7 +42,9 @@ def test_the_environment_keeps_equal_shares(monkeypatch: pytest.MonkeyPatch) -> 
     assert "LIGHTNING_BOA=off" in plans.fixed_reason
 
 
-@pytest.mark.parametrize(("value", "off"), [("on", False), ("OFF", True), (None, False)])
+@pytest.mark.parametrize(
+    ("value", "off"), [("on", False), ("OFF", True), (None, False), ("", False)]
+)
 def test_the_switch(monkeypatch: pytest.MonkeyPatch, value: str | None, off: bool) -> None:
     monkeypatch.delenv("LIGHTNING_BOA", raising=False)
     if value is not None:
@@ -76,9 +78,11 @@ def test_every_rank_has_the_same_part_of_each_loader(batch_sizes: list[int], ran
 
 
 def test_a_given_plan_must_be_in_whole_units() -> None:
-    assert settled(BoaOptions(batch_sizes=(9, 3)), 2, 4, 2).rows_of(1, 0, 4) == (3, 1)
+    assert settled(BoaOptions(batch_sizes=(9, 3)), 2, 4, 2).rows_of(1, 0, 4) == [3, 1]
     with pytest.raises(OptionError, match="multiples of 3 with several training loaders"):
         settled(BoaOptions(batch_sizes=(8, 4)), 2, 4, 2)
+    with pytest.raises(OptionError, match="the sum 12, the rows of all training loaders"):
+        settled(BoaOptions(batch_sizes=(5, 3)), 2, 4, 2)
     with pytest.raises(OptionError, match="multiples of 3"):
         settled(BoaOptions(batch_sizes=(12, 0)), 2, 4, 2)
 
@@ -86,11 +90,14 @@ def test_a_given_plan_must_be_in_whole_units() -> None:
 def test_a_short_step_of_several_loaders_needs_a_row_for_each_rank() -> None:
     with pytest.raises(LoaderError, match=r"a last step of 1 .*drop_last=True"):
         settled(BoaOptions(), 2, 4, 2, rows=33)
+    with pytest.raises(LoaderError, match=r"a last step of 3 .*, no multiple of 4\. .*samples"):
+        settled(BoaOptions(), 2, 4, 2, rows=35)
+    assert settled(BoaOptions(batch_sizes=(9, 3)), 2, 4, 2, rows=36).rows_of(0, 0, 4) == [3, 1]
     loaders = TrainingLoaders(StepPlans(BoaOptions()), 2)
     loaders.add(8, source(32, 4))
     loaders.add(2, source_of(DataLoader(range(4), batch_sampler=[[0], [1]])))  # type: ignore[arg-type]
     with pytest.raises(LoaderError, match="batches of any size"):
-        loaders.close(0, refuses_single_rows=False)
+        loaders.close(0, refuses_single_rows=False, weighs_rows=False)
 
 
 def test_several_loaders_exclude_one_global_batch_and_streams() -> None:
@@ -106,7 +113,7 @@ def test_a_stream_is_not_planned_unless_asked() -> None:
     plans = StepPlans(BoaOptions())
     loaders = TrainingLoaders(plans, 2)
     loaders.add_stream(8, None, by_plan=False)
-    loaders.close(0, refuses_single_rows=False)
+    loaders.close(0, refuses_single_rows=False, weighs_rows=False)
     plans.begin({}, 0)
     assert plans.orchestration is None
     assert "own loader" in plans.fixed_reason
@@ -114,7 +121,24 @@ def test_a_stream_is_not_planned_unless_asked() -> None:
     loaders = TrainingLoaders(StepPlans(BoaOptions(batch_sizes=(8, 0))), 2)
     loaders.add_stream(8, None, by_plan=True)
     with pytest.raises(OptionError, match="rows for every rank of a stream"):
-        loaders.close(0, refuses_single_rows=False)
+        loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_sizes": (5, 3)}, {"warmup": 9}, {"global_batch_size": 8}, {"granularity": 2}],
+)
+def test_options_that_mean_nothing_for_own_batches_are_refused(options: dict[str, Any]) -> None:
+    loaders = TrainingLoaders(StepPlans(BoaOptions(**options)), 2)
+    with pytest.raises(OptionError, match=f"^{next(iter(options))}: expected none"):
+        loaders.add_stream(8, None, by_plan=False)
+
+
+def test_bounds_are_refused_for_batches_of_any_size() -> None:
+    loaders = TrainingLoaders(StepPlans(BoaOptions(max_batch_size=2)), 2)
+    loaders.add(2, source_of(DataLoader(range(4), batch_sampler=[[0], [1, 2]])))  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="max_batch_size: expected none with batches of any size"):
+        loaders.close(0, refuses_single_rows=False, weighs_rows=False)
 
 
 def test_batches_without_a_usual_size_keep_proportions() -> None:
@@ -122,7 +146,7 @@ def test_batches_without_a_usual_size_keep_proportions() -> None:
         plans = StepPlans(BoaOptions(batch_sizes=sizes))
         loaders = TrainingLoaders(plans, 2)
         loaders.add(2, source_of(DataLoader(range(4), batch_sampler=[[0], [1, 2]])))  # type: ignore[arg-type]
-        loaders.close(0, refuses_single_rows=False)
+        loaders.close(0, refuses_single_rows=False, weighs_rows=False)
         assert plans.latest is not None
         assert plans.latest.batch_sizes == expected
         assert sum(loaders.rows_of(0, 0, 7)) == 7
