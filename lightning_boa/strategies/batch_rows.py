@@ -64,16 +64,18 @@ class RowCheck:
 
 def _sizes(batch: Any) -> list[tuple[int, ...]]:
     if isinstance(batch, Tensor):
-        return [tuple(batch.shape)]
-    if isinstance(batch, (list, tuple)) and all(isinstance(part, Tensor) for part in batch):
-        return [tuple(part.shape) for part in batch]
+        return [batch.shape]
+    if isinstance(batch, (list, tuple)):
+        sizes: list[tuple[int, ...]] = [part.shape for part in batch if isinstance(part, Tensor)]
+        if len(sizes) == len(batch):
+            return sizes
     if isinstance(batch, Mapping):
         return [size for part in batch.values() for size in _sizes(part)]
     leaves = tree_leaves(batch, is_leaf=lambda part: isinstance(part, Mapping))
     found: list[tuple[int, ...]] = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            found.append(tuple(leaf.shape))
+            found.append(leaf.shape)
         elif isinstance(leaf, Mapping):
             found += _sizes(leaf)
     return found

@@ -352,7 +352,7 @@ class BoaBehaviour(_Base):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         self._settle()
-        if any(parameter.requires_grad for parameter in self._frozen):
+        if self._frozen and any(parameter.requires_grad for parameter in self._frozen):
             self._wrap_again()
         self._share = share = self._trained.take()
         if share is None:
@@ -707,9 +707,10 @@ class BoaBehaviour(_Base):
 
     def _settle(self) -> None:
         """Nothing of the last forward is under way or out of place after this."""
-        for restore in self._after_step:
-            restore()
-        self._after_step = []
+        if self._after_step:
+            for restore in self._after_step:
+                restore()
+            self._after_step = []
         if self._statistics is not None:
             self._statistics.finish()
 
