@@ -48,6 +48,9 @@ class PlansBatches(Protocol):
     def first_free_step(self) -> int: ...
 
     @property
+    def has_refused_rows(self) -> bool: ...
+
+    @property
     def has_ranks_without_rows(self) -> bool: ...
 
     def standing_still(self) -> AbstractContextManager[Any]: ...
@@ -103,6 +106,11 @@ class BoaCallbackBehaviour:
         if orchestration is None:
             rows = "" if trainer.world_size == 1 else f": {_rows(plan)} rows per rank"
             rank_zero_info(f"boa: {strategy.fixed_reason}{rows}.")
+        if strategy.has_refused_rows:
+            rank_zero_warn(
+                "boa: some ranks have a single row in a step, which BatchNorm refuses where it has nothing else to"
+                " average over. Give them two (a larger global batch, fewer ranks, batch_sizes)."
+            )
         if _synchronizes_batch_norm(pl_module):
             self._do_without_measurements(strategy)
         self._measure_while_needed(strategy)

@@ -184,6 +184,17 @@ class BoaBehaviour(_Base):
         short_steps = (self._plans.split(plan, rows) for rows in loaders.last_rows())
         return 0 in plan.batch_sizes or any(0 in split for split in short_steps)
 
+    @property
+    def has_refused_rows(self) -> bool:
+        """Whether some rank has a single row in a step, beside layers (BatchNorm) that may refuse it."""
+        plan = self.plan
+        assert plan is not None
+        return self._refuses_single_rows and 1 in plan.batch_sizes
+
+    @property
+    def _refuses_single_rows(self) -> bool:
+        return any(isinstance(part, _BatchNorm) for part in self._module.modules())
+
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """While this is held no further step is handed out, not even by a loader that reads ahead in a thread."""
@@ -594,10 +605,9 @@ class BoaBehaviour(_Base):
         if loaders is None or not loaders.is_open:
             return
         _, first_step = trainer_seam.steps_done(self._trainer)
-        refuses_single_rows = any(isinstance(part, _BatchNorm) for part in self._module.modules())
         loaders.close(
             first_step,
-            refuses_single_rows=refuses_single_rows,
+            refuses_single_rows=self._refuses_single_rows,
             weighs_rows=is_said(self.options.batch_weight, self._module),
         )
 

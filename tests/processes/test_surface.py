@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
@@ -105,6 +106,22 @@ def last_batch_of_three_rows_with_batch_norm(rank: int) -> list[list[int]]:
     trainer, module = trainer_with(BoaStrategy(batch_sizes=[4, 12])), Normed()
     trainer.fit(module, loader(64 + 3, batch_size=8))
     return module.seen
+
+
+class NormedOverTime(Normed):
+    """Each row has several values of a channel, so that BatchNorm takes a single one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.Sequential(nn.Unflatten(1, (2, 3)), nn.BatchNorm1d(2), nn.Flatten()).double()
+
+
+def single_rows_with_batch_norm(rank: int) -> list[str]:
+    trainer = trainer_with(BoaStrategy(batch_sizes=[1, 3]), max_epochs=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(NormedOverTime(), loader(batch_size=2))
+    return [str(each.message) for each in caught if "a single row" in str(each.message)]
 
 
 def evaluation_after_fit(rank: int) -> tuple[Any, ...]:
@@ -244,6 +261,7 @@ SCENES: tuple[Callable[[int], Any], ...] = (
     weighted_sampler,
     buffers_in_validation,
     last_batch_of_three_rows_with_batch_norm,
+    single_rows_with_batch_norm,
     evaluation_after_fit,
     learning_rate_finder,
     batches_that_grow,
@@ -293,6 +311,11 @@ def test_no_rank_gets_a_single_row_of_a_short_batch(played: Any) -> None:
     steps = [found["last_batch_of_three_rows_with_batch_norm"] for found in played]
     assert [len(step) for step in steps[0]] == [4, 4, 4, 4, 3] * 2
     assert [len(step) for step in steps[1]] == [12, 12, 12, 12, 0] * 2
+
+
+def test_a_single_row_beside_batch_norm_is_warned_about(played: Any) -> None:
+    (message,) = played[0]["single_rows_with_batch_norm"]
+    assert "which BatchNorm refuses" in message
 
 
 def test_evaluation_leaves_the_plan_and_the_state_of_training(played: Any) -> None:

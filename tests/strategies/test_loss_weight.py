@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_boa.data import Share
+from lightning_boa.errors import OptionError
+from lightning_boa.strategies.loss_weight import LossWeight, is_said, rule_of
+
+CPU = torch.device("cpu")
+
+
+def share(rows: int) -> Share:
+    return Share(step=0, rows=rows, step_rows=8, fetched=max(rows, 2))
+
+
+def weighted(rule: Any, rows: int, ranks: int = 1) -> Tensor:
+    weight = LossWeight(rule, ranks, CPU)
+    weight.begin(share(rows), torch.arange(3.0))
+    assert not weight.is_under_way
+    return weight.of(torch.tensor(2.0, requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    ("rule", "rows", "ranks", "expected"),
+    [
+        ("samples", 6, 2, 2.0 * 6 * 2 / 8),
+        ("samples", 0, 2, 0.0),
+        ("sum", 3, 2, 4.0),
+        ("none", 3, 2, 2.0),
+        (len, 3, 1, 2.0),
+        (lambda batch: 0, 3, 1, 0.0),
+    ],
+)
+def test_the_factor_of_a_loss(rule: Any, rows: int, ranks: int, expected: float) -> None:
+    assert float(weighted(rule, rows, ranks).detach()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rule", ["samples", "sum", len, lambda batch: 0])
+def test_no_row_costs_memory_for_its_weight(rule: Any) -> None:
+    """A loss is one number: what its weight keeps for backward does not grow with the rows."""
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    weight = LossWeight(rule, 1, CPU)
+    weight.begin(share(6), torch.zeros(4096))
+    loss = torch.zeros(4096, requires_grad=True).sum()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        weight.of(loss)
+    assert sum(kept) <= 16
+
+
+def test_a_loss_that_is_no_number_has_no_gradient_where_nothing_counts() -> None:
+    weight = LossWeight(lambda batch: 0, 1, CPU)
+    weight.begin(share(2), None)
+    layer = nn.Linear(2, 1)
+    with weight.gradients(layer):
+        weight.of((layer(torch.zeros(2, 2)) / 0.0).sum()).backward()
+    assert layer.weight.grad is not None
+    assert not layer.weight.grad.any()
+
+
+class Declares(nn.Module):
+    boa_batch_weight: Any = "sum"
+
+
+def test_the_option_comes_before_the_module() -> None:
+    assert rule_of(None, nn.Module()) == "samples"
+    assert rule_of(None, Declares()) == "sum"
+    assert rule_of("none", Declares()) == "none"
+    assert [is_said(None, nn.Module()), is_said(None, Declares()), is_said("sum", nn.Module())] == [
+        False,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda batch: -1,
+        lambda batch: float("nan"),
+        lambda batch: True,
+        lambda batch: torch.tensor(True),
+        lambda batch: "12",
+        lambda batch: None,
+        lambda batch: batch,
+    ],
+)
+def test_what_is_no_weight_is_refused(rule: Callable[[Any], Any]) -> None:
+    weight = LossWeight(rule, 1, CPU)
+    with pytest.raises(OptionError, match="batch_weight: expected a finite number of at least 0"):
+        weight.begin(share(2), torch.arange(3.0))
