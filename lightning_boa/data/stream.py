@@ -135,13 +135,15 @@ class _StopsTogether:
             rows, batch = (None, None) if batch is _END else self._counted(batch)
             together = self._boa_agree(rows)
             if rows is None or together.ended:
-                self._check_end(together.ended, step - first, has_more=rows is not None)
+                self._check_end(together, step - first, has_more=rows is not None)
                 return
             self._boa_deliver(Share(step, rows, together.step_rows, rows, wait))
             yield batch
 
-    def _check_end(self, ended: tuple[int, ...], delivered: int, *, has_more: bool) -> None:
-        if has_more and not delivered:
+    def _check_end(self, together: Together, delivered: int, *, has_more: bool) -> None:
+        """Raises on every rank alike: one that went on would wait for the others."""
+        ended = together.ended
+        if together.step_rows and not delivered:
             raise LoaderError(
                 f"expected a batch on every rank, got none on {list(ended)}: all ranks stop at the first end of any."
                 " Give each rank a part of the stream."

@@ -85,9 +85,16 @@ def test_the_first_end_of_any_rank_is_the_end_of_all() -> None:
     assert len(ranks.delivered) == 2
 
 
-def test_a_rank_without_any_batch_is_an_error_on_the_others() -> None:
-    with pytest.raises(LoaderError, match=r"a batch on every rank, got none on \[0\]"):
-        list(Ranks(end=0).stream(DataLoader(Numbers(100), batch_size=1)))
+@pytest.mark.parametrize(
+    ("ranks", "rows"), [(Ranks(end=0), 100), (Ranks(others=3), 0)], ids=["others", "itself"]
+)
+def test_a_rank_without_any_batch_is_an_error_on_all(ranks: Ranks, rows: int) -> None:
+    with pytest.raises(LoaderError, match=r"a batch on every rank, got none on \[\d\]"):
+        list(ranks.stream(DataLoader(Numbers(rows), batch_size=1)))
+
+
+def test_no_batch_on_any_rank_is_an_empty_epoch() -> None:
+    assert list(Ranks().stream(DataLoader(Numbers(0), batch_size=1))) == []
 
 
 def test_a_plan_decides_how_many_rows_are_fetched() -> None:

@@ -20,8 +20,12 @@ RANKS = 2
 
 
 class Stream(IterableDataset[Any]):
+    def __init__(self, rows: int = 8) -> None:
+        self.rows = rows
+
     def __iter__(self) -> Any:
-        return iter(NumberedRows(8))
+        rows = NumberedRows(8)
+        return (rows[row] for row in range(self.rows))
 
 
 def plain_loader(rows: int = 32) -> DataLoader[Any]:
@@ -56,6 +60,10 @@ def fewer_rows_than_ranks(rank: int) -> None:
 
 def bounds_too_tight(rank: int) -> None:
     fit(BoaStrategy(max_batch_size=3), plain_loader())
+
+
+def stream_that_is_empty_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(), DataLoader(Stream(8 * (1 - rank)), batch_size=4))
 
 
 def no_loader_of_torch(rank: int) -> None:
@@ -187,6 +195,7 @@ REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
     longer_data_on_one_rank: ("AgreementError", "32 on rank 0", "33 on rank 1"),
     fewer_rows_than_ranks: ("PlanError", "min_batch_size=0"),
     bounds_too_tight: ("PlanError", "max_batch_size"),
+    stream_that_is_empty_on_one_rank: ("LoaderError", "a batch on every rank", "none on [1]"),
     no_loader_of_torch: ("LoaderError", "a stream among them"),
     collate_that_drops_rows: ("UnsupportedError", "4 rows", "leading size is 3"),
     evaluation_loaders_of_two_kinds: ("UnsupportedError", "sequential"),
