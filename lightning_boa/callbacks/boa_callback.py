@@ -10,16 +10,19 @@ from typing import Any, Protocol
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_boa.callbacks.step_watch import StepWatch
 from lightning_boa.emulation import EmulatedClusterBehaviour
 from lightning_boa.errors import UnsupportedError
 from lightning_boa.planning import BatchPlan, Orchestration
 from lightning_boa.profiling import (
+    BlockExchange,
     MemoryProfile,
     StepClock,
     check_digest,
     check_same,
     decide_once,
     exchange_records,
+    host_group,
 )
 from lightning_boa.wrong_lightning import refuse_mix
 
@@ -65,6 +68,8 @@ class PlansBatches(Protocol):
 
     def begin_planning(self) -> None: ...
 
+    def keep_profile(self, before: Orchestration, after: Orchestration) -> None: ...
+
     def measure(self, enabled: bool) -> None: ...
 
     def begin_epoch(self) -> None: ...
@@ -91,6 +96,8 @@ class BoaCallbackBehaviour:
     on_after_backward: Any = None
     on_before_optimizer_step: Any = None
 
+    _watch: StepWatch | None = None
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         refuse_mix(self, trainer)
 
@@ -113,7 +120,10 @@ class BoaCallbackBehaviour:
             )
         if _synchronizes_batch_norm(pl_module):
             self._do_without_measurements(strategy)
+        self._watch = None
         self._measure_while_needed(strategy)
+        if orchestration is not None and strategy.orchestration is not None:
+            self._watch_from(strategy, strategy.orchestration.schedule.entries[-1][0])
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         strategy = _strategy_of(trainer)
@@ -144,18 +154,27 @@ class BoaCallbackBehaviour:
         strategy = _strategy_of(trainer)
         strategy.finish_step()
         orchestration = strategy.orchestration
-        if orchestration is None or orchestration.exchange_after is None:
+        if orchestration is None:
             return
-        if trainer.fit_loop.total_batch_idx >= orchestration.exchange_after:
+        step = trainer.fit_loop.total_batch_idx
+        if self._watch is not None:
+            self._look_after(self._watch, strategy, orchestration, step)
+        elif orchestration.exchange_after is not None and step >= orchestration.exchange_after:
             self._exchange(strategy, closing=False)
+            self._watch_from(strategy, step + 1)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         strategy = _strategy_of(trainer)
         strategy.log_epoch_rows()
         strategy.end_epoch()
         orchestration = strategy.orchestration
-        if orchestration is not None and orchestration.phase == "warmup":
+        if orchestration is None:
+            return
+        if orchestration.phase == "warmup":
             self._exchange(strategy, closing=True)
+            self._watch_from(strategy, trainer.fit_loop.total_batch_idx + 1)
+        elif self._watch is not None and orchestration.settings.rebalance == "epoch":
+            self._rebalance(strategy)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         _strategy_of(trainer).log_epoch_rows()
@@ -185,11 +204,18 @@ class BoaCallbackBehaviour:
             )
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._watch is not None:
+            self._watch.finish()
+            self._watch = None
         orchestration = _strategy_of(trainer).orchestration
         if orchestration is not None and orchestration.phase == "warmup":
             rank_zero_info(
                 "boa: the training ended within the warm-up, so no plan was made; the last split was only tried."
             )
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Let the strategy speak before callbacks that save now, which wait for ranks that may be gone."""
+        trainer.strategy.on_exception(exception)
 
     def _exchange(self, strategy: PlansBatches, *, closing: bool) -> None:
         before = strategy.orchestration
@@ -210,10 +236,52 @@ class BoaCallbackBehaviour:
             )
             check_digest(after.schedule.digest, "schedule of plans", device)
             strategy.orchestration = after
+        strategy.keep_profile(before, after)
         self._measure_while_needed(strategy)
         is_new = before.phase == "warmup" or before.plan.batch_sizes != after.plan.batch_sizes
         if after.phase == "planned" and is_new:
             rank_zero_info(f"boa: {_rows(after.plan)} rows per rank; {after.reason}")
+        elif before.phase == "planned" and before.reason != after.reason:
+            rank_zero_info(f"boa: {after.reason}")
+
+    def _watch_from(self, strategy: PlansBatches, step: int) -> None:
+        orchestration = strategy.orchestration
+        if orchestration is None or orchestration.watch is None:
+            return
+        world_size = orchestration.settings.world_size
+        exchange = BlockExchange(world_size, host_group())
+        self._watch = StepWatch(step, strategy.clock.rank, exchange)
+        strategy.measure(self._watch.measures(step))
+
+    def _look_after(
+        self, watch: StepWatch, strategy: PlansBatches, orchestration: Orchestration, step: int
+    ) -> None:
+        after, is_to_change = watch.end_step(step, strategy.clock, orchestration)
+        if after is not orchestration:
+            strategy.orchestration = after
+            _announce_outcome(orchestration, after)
+            _warn_of_slow_loader(watch)
+        if is_to_change and after.settings.rebalance == "auto":
+            self._rebalance(strategy)
+        if strategy.clock.enabled != watch.measures(step + 1):
+            strategy.measure(watch.measures(step + 1))
+
+    def _rebalance(self, strategy: PlansBatches) -> None:
+        before = strategy.orchestration
+        assert before is not None
+        device = strategy.root_device
+        row_cap = None if strategy.memory is None else strategy.memory.row_cap()
+        with strategy.standing_still():
+            exchanged = exchange_records([], strategy.first_free_step, row_cap, device)
+            after = decide_once(
+                lambda: before.rebalanced(exchanged.first_free_step, exchanged.row_caps), device
+            )
+            check_digest(after.schedule.digest, "schedule of plans", device)
+            strategy.orchestration = after
+        if after.rebalancings != before.rebalancings:
+            rank_zero_info(
+                f"boa: {_rows(after.plan)} rows per rank from step {after.rebalancings[-1].step} on; {after.reason}"
+            )
 
     def _do_without_measurements(self, strategy: PlansBatches) -> None:
         if strategy.has_ranks_without_rows:
@@ -222,7 +290,7 @@ class BoaCallbackBehaviour:
                 " only takes part. Leave the short last batch out (drop_last=True), or give every rank rows."
             )
         orchestration = strategy.orchestration
-        if orchestration is not None and orchestration.phase == "warmup":
+        if orchestration is not None and not orchestration.is_settled:
             reason = (
                 "SyncBatchNorm makes every rank look as slow as the slowest, so nothing can be planned from measured"
                 " steps and the equal split stays. Give batch_sizes=[…] to use other shares."
@@ -233,6 +301,26 @@ class BoaCallbackBehaviour:
     def _measure_while_needed(self, strategy: PlansBatches) -> None:
         orchestration = strategy.orchestration
         strategy.measure(orchestration is not None and orchestration.exchange_after is not None)
+
+
+def _announce_outcome(before: Orchestration, after: Orchestration) -> None:
+    if before.rebalancings == after.rebalancings:
+        return
+    last = after.rebalancings[-1]
+    rank_zero_info(
+        f"boa: since step {last.step} a step takes {last.seconds_after:.3g} s; before it took"
+        f" {last.seconds_before:.3g} s."
+    )
+
+
+def _warn_of_slow_loader(watch: StepWatch) -> None:
+    if watch.slow_loader is None:
+        return
+    (rank, share), watch.slow_loader = watch.slow_loader, None
+    rank_zero_warn(
+        f"boa: rank {rank} waits for its loader in {share:.0%} of a step. Other shares would not help; more workers"
+        " (DataLoader(num_workers=…)) or a faster data set would."
+    )
 
 
 def _strategy_of(trainer: Any) -> PlansBatches:

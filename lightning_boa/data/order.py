@@ -89,8 +89,8 @@ class SampledOrder:
 
     While it is drawn, the global generators of torch (CPU), numpy and random, and every generator
     that the sampler or a sampler inside it holds as an attribute, are seeded from (seed, epoch);
-    afterwards each of them has its former state again. `set_epoch` is called where the sampler has
-    it. A sampler that keeps count of its own draws in another way depends on its past, and so does
+    afterwards each of them has its former state again. `set_epoch` is called where the sampler or
+    one inside it has it. A sampler that keeps count of its own draws in another way depends on its past, and so does
     its order after a resume.
     """
 
@@ -116,9 +116,7 @@ class SampledOrder:
         Raises:
             LoaderError: the sampler yields more or fewer rows than its length says.
         """
-        set_epoch = getattr(self.sampler, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
+        set_epoch(self.sampler, epoch)
         rows = len(self)
         with agreed_randomness(seed, epoch, self.sampler):
             drawn = as_indices(islice(self.sampler, rows + 1))
@@ -225,6 +223,20 @@ def _int_array(chunk: list[Any]) -> NDArray[np.int64] | None:
         return np.array(chunk, dtype=np.int64)
     except OverflowError:
         return None
+
+
+def set_epoch(sampler: object, epoch: int) -> None:
+    """Tell a sampler the epoch, and those inside it, which stand in attributes `sampler` and `batch_sampler`."""
+    seen: dict[int, object] = {}
+    waiting = [sampler]
+    while waiting:
+        owner = waiting.pop()
+        if owner is None or id(owner) in seen:
+            continue
+        seen[id(owner)] = owner
+        if callable(tell := getattr(owner, "set_epoch", None)):
+            tell(epoch)
+        waiting += [getattr(owner, name, None) for name in ("sampler", "batch_sampler")]
 
 
 @contextmanager

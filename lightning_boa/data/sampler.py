@@ -35,7 +35,7 @@ class Share(NamedTuple):
         step: counted since training began.
         rows: of this rank; 0 for a ghost.
         step_rows: of all ranks.
-        fetched: rows that the batch holds: `rows`, or those of the ghost.
+        fetched: rows that the batch holds: `rows`, or those of the ghost; 0 where nobody knows.
         wait: seconds that the loader made its rank wait for the batch.
     """
 

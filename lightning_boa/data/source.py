@@ -45,6 +45,12 @@ class RowSource:
         return len(self.order)
 
     @property
+    def sampling(self) -> str:
+        """How rows are chosen, in words."""
+        drawn = f" of {name_of(self.loader.sampler)}" if self.needs_comparison else ""
+        return f"{type(self.order).__name__}{drawn}, drop_last={self.drop_last}"
+
+    @property
     def needs_comparison(self) -> bool:
         """Whether ranks could draw different orders from it."""
         return isinstance(self.order, SampledOrder)
@@ -77,6 +83,11 @@ class BatchSource:
         """Batches in an epoch, as far as the sampler knows."""
         return length_of(self.batch_sampler)
 
+    @property
+    def sampling(self) -> str:
+        """How rows are chosen, in words."""
+        return f"batches of {name_of(self.batch_sampler)}"
+
     def steps(self, global_batch_size: int, batches_per_step: int) -> Steps:
         """Steps of `batches_per_step` batches."""
         return BatchListSteps(self.batch_sampler, batches_per_step, self.batch_size)
@@ -85,6 +96,8 @@ class BatchSource:
 
 
 Source: TypeAlias = RowSource | BatchSource
+
+_OF_ROWS = (SequentialSampler, RandomSampler, DistributedSampler)
 
 
 def source_of(loader: Any) -> Source:
@@ -100,6 +113,13 @@ def source_of(loader: Any) -> Source:
         order = order_of(batch_sampler.sampler)
         return RowSource(user, order, int(batch_sampler.batch_size), bool(batch_sampler.drop_last))
     lists: Any = user.sampler if batch_sampler is None else batch_sampler
+    if batch_sampler is None and type(lists) in _OF_ROWS:
+        raise LoaderError(
+            f"expected a sampler that yields lists of rows beside batch_size=None, got {name_of(lists)}: each item of"
+            " the data set is then a whole batch, which cannot be split among the ranks. Give a batch_size and let the"
+            " data set yield rows, pass sampler=BatchSampler(…), or split the data yourself with"
+            " Trainer(use_distributed_sampler=False)."
+        )
     refuse_own_split(lists)
     refuse_own_split(getattr(lists, "sampler", None))
     size = getattr(lists, "batch_size", None)
@@ -115,8 +135,7 @@ def is_stream(loader: Any) -> bool:
 
 def makes_single_batches(loader: DataLoader[Any]) -> bool:
     """Whether each item of the data set is a batch of its own (batch_size=None), in an order of torch's."""
-    numbered = (SequentialSampler, RandomSampler, DistributedSampler)
-    return loader.batch_sampler is None and isinstance(loader.sampler, numbered)
+    return loader.batch_sampler is None and isinstance(loader.sampler, _OF_ROWS)
 
 
 def _check(loader: object) -> None:

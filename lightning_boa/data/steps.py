@@ -16,6 +16,7 @@ from lightning_boa.data.order import (
     as_indices,
     length_of,
     name_of,
+    set_epoch,
 )
 from lightning_boa.errors import LoaderError
 
@@ -154,9 +155,7 @@ class BatchListSteps:
         Raises:
             LoaderError: the sampler yields something else than lists with rows.
         """
-        for sampler in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
-            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
-                set_epoch(epoch)
+        set_epoch(self.batch_sampler, epoch)
         with agreed_randomness(seed, epoch, self.batch_sampler):
             most = max(MOST_UNSIZED, 2 * (length_of(self.batch_sampler) or 0))
             lists = [self._rows_of(rows) for rows in islice(self.batch_sampler, most + 1)]

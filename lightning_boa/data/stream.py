@@ -36,6 +36,7 @@ def stream_loader(
     deliver: Callable[[Share], object],
     begin: Callable[[], object],
     count_rows: Callable[[Any], int | None],
+    needs_rows: bool = True,
     requests: RowRequests | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Any:
@@ -51,11 +52,12 @@ def stream_loader(
         deliver: is given the share of each batch.
         begin: is called when an iteration begins, before its first batch.
         count_rows: the rows that a batch shows, None if it shows none.
+        needs_rows: refuse a batch that shows none. Else it counts as one row.
         requests: how many rows this rank fetches in each step, where `can_be_planned`. None: the loader's own batches.
         clock: seconds, for the time spent waiting for a batch.
 
     Raises:
-        LoaderError: while iterating, a batch whose rows cannot be counted.
+        LoaderError: while iterating, a batch whose rows are needed and cannot be counted.
     """
     own = {
         "_boa_agree": agree,
@@ -63,6 +65,7 @@ def stream_loader(
         "_boa_deliver": deliver,
         "_boa_begin": begin,
         "_boa_count_rows": count_rows,
+        "_boa_needs_rows": needs_rows,
         "_boa_clock": clock,
         "_boa_counts": False,
     }
@@ -122,6 +125,7 @@ class _StopsTogether:
     _boa_deliver: Callable[[Share], object]
     _boa_begin: Callable[[], object]
     _boa_count_rows: Callable[[Any], int | None]
+    _boa_needs_rows: bool
     _boa_clock: Callable[[], float]
     _boa_counts: bool
 
@@ -132,12 +136,12 @@ class _StopsTogether:
             asked = self._boa_clock()
             batch = next(batches, _END)
             wait = self._boa_clock() - asked
-            rows, batch = (None, None) if batch is _END else self._counted(batch)
+            rows, shown, batch = (None, 0, None) if batch is _END else self._counted(batch)
             together = self._boa_agree(rows)
             if rows is None or together.ended:
                 self._check_end(together, step - first, has_more=rows is not None)
                 return
-            self._boa_deliver(Share(step, rows, together.step_rows, rows, wait))
+            self._boa_deliver(Share(step, rows, together.step_rows, shown, wait))
             yield batch
 
     def _check_end(self, together: Together, delivered: int, *, has_more: bool) -> None:
@@ -155,18 +159,22 @@ class _StopsTogether:
                 stacklevel=2,
             )
 
-    def _counted(self, batch: Any) -> tuple[int, Any]:
+    def _counted(self, batch: Any) -> tuple[int, int, Any]:
+        """Rows to count, rows that the batch is known to hold (0: not known), and the batch."""
         if self._boa_counts:
             rows, batch = batch
-            return rows, batch
+            return rows, rows, batch
         shown = self._boa_count_rows(batch)
-        if shown is None:
+        if shown is not None:
+            return shown, shown, batch
+        if self._boa_needs_rows:
             raise LoaderError(
                 f"expected batches whose tensors share one leading size, the number of rows, got {name_of(batch)}"
                 " without it: a rank's loss is weighted by its rows. Let a DataLoader collate the rows (batch_size=n,"
-                ' collate_fn), or train with strategy="ddp".'
+                " collate_fn), give batch_weight a function of the batch that says what its loss is a mean over, or"
+                ' train with strategy="ddp".'
             )
-        return shown, batch
+        return 1, 0, batch
 
 
 _END = object()

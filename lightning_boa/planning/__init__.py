@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_boa.planning.allocation import allocate, apportion
 from lightning_boa.planning.bounds import row_bounds
 from lightning_boa.planning.fitting import TimeFit, fit_time
+from lightning_boa.planning.known_plan import KnownPlan
 from lightning_boa.planning.orchestration import Orchestration, OrchestrationSettings
 from lightning_boa.planning.plan import (
     LEAST_ROWS,
@@ -14,6 +15,8 @@ from lightning_boa.planning.plan import (
     plan_batches,
     predicted_plan,
 )
+from lightning_boa.planning.profile import MadeFor, Profile
+from lightning_boa.planning.rebalancing import Rebalancing
 from lightning_boa.planning.records import SplitMeasurement, StepRecord
 from lightning_boa.planning.schedule import Schedule
 from lightning_boa.planning.time_models import (
@@ -22,15 +25,22 @@ from lightning_boa.planning.time_models import (
     TimeModel,
     time_model_from_dict,
 )
+from lightning_boa.planning.watching import BLOCK_STEPS, Block, block_of
 from lightning_boa.planning.weights import BATCH_WEIGHTS, gradient_weight
 
 __all__ = [
     "BATCH_WEIGHTS",
+    "BLOCK_STEPS",
     "LEAST_ROWS",
     "BatchPlan",
+    "Block",
+    "KnownPlan",
     "LinearTime",
+    "MadeFor",
     "Orchestration",
     "OrchestrationSettings",
+    "Profile",
+    "Rebalancing",
     "Schedule",
     "SplitMeasurement",
     "StepRecord",
@@ -39,6 +49,7 @@ __all__ = [
     "TimeModel",
     "allocate",
     "apportion",
+    "block_of",
     "equal_split",
     "fit_time",
     "fixed_plan",

@@ -54,6 +54,20 @@ def allocate(
     return _nearest(wished, grid, most)
 
 
+def can_be_done(
+    time_models: Sequence[TimeModel],
+    rows: int,
+    seconds: float,
+    *,
+    lower: Sequence[int],
+    upper: Sequence[int],
+) -> bool:
+    """Whether the workers can do ``rows`` rows within ``seconds``, each at most ``upper`` of them."""
+    low, high = np.asarray(lower, dtype=np.int64), np.asarray(upper, dtype=np.int64)
+    most = _WorkerTimes(time_models).most_rows(seconds, low, high)
+    return bool(np.all(most >= low) and most.sum() >= rows)
+
+
 def apportion(
     shares: Sequence[float],
     rows: int,

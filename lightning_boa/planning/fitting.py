@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +13,7 @@ from lightning_boa.errors import MeasurementError
 from lightning_boa.planning.time_models import LinearTime, TableTime, TimeModel
 
 UNKNOWN_NOISE = 0.05
-_MAD_TO_DEVIATION = 1.4826
+MAD_TO_DEVIATION = 1.4826
 MEDIAN_TO_MEAN_ERROR = 1.2533
 _LIKELY_MISS = 3.0
 _LEAST_MISS = 0.002
@@ -39,6 +41,24 @@ class TimeFit:
         count = self.counts[self.batch_sizes.index(batch_size)]
         return MEDIAN_TO_MEAN_ERROR * self.noise / float(np.sqrt(count))
 
+    def median(self, batch_size: int) -> float:
+        """The median of the seconds at a measured ``batch_size``."""
+        return self.seconds[self.batch_sizes.index(batch_size)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that `from_dict` reads; the model is fitted again."""
+        return {
+            "batch_sizes": list(self.batch_sizes),
+            "seconds": list(self.seconds),
+            "counts": list(self.counts),
+            "noise": self.noise,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TimeFit:
+        """The fit whose `to_dict` gave ``values``."""
+        return fit_medians(**values)
+
 
 def fit_time(rows: ArrayLike, seconds: ArrayLike, *, through_origin: bool = False) -> TimeFit:
     """Fit seconds against rows; one pair per measured step.
@@ -63,10 +83,29 @@ def fit_time(rows: ArrayLike, seconds: ArrayLike, *, through_origin: bool = Fals
             "size, or take a line through the origin (through_origin=True)"
         )
     noise = _pooled_noise(seconds_all / medians[group] - 1.0, counts, group)
-    errors = MEDIAN_TO_MEAN_ERROR * noise / np.sqrt(counts)
-    model, parameters = _best_model(sizes, medians, counts / medians**2, errors, through_origin)
+    return fit_medians(sizes, medians, counts, noise, through_origin=through_origin)
+
+
+def fit_medians(
+    batch_sizes: ArrayLike,
+    seconds: ArrayLike,
+    counts: ArrayLike,
+    noise: float,
+    *,
+    through_origin: bool = False,
+) -> TimeFit:
+    """Fit the median ``seconds`` of ``counts`` steps at each of some rising ``batch_sizes``.
+
+    ``noise`` is the standard deviation of a single step as a share of it. One size gives a line
+    through the origin.
+    """
+    sizes = np.asarray(batch_sizes, dtype=np.float64)
+    medians = np.asarray(seconds, dtype=np.float64)
+    steps = np.asarray(counts, dtype=np.intp)
+    errors = MEDIAN_TO_MEAN_ERROR * noise / np.sqrt(steps)
+    model, parameters = _best_model(sizes, medians, steps / medians**2, errors, through_origin)
     misses = model.seconds(sizes) / medians - 1.0
-    share = parameters / counts.sum()
+    share = parameters / steps.sum()
     relative_error = max(
         MEDIAN_TO_MEAN_ERROR * noise * float(np.sqrt(share)),
         float(np.sqrt(np.mean(misses**2) * parameters / sizes.size)),
@@ -75,7 +114,7 @@ def fit_time(rows: ArrayLike, seconds: ArrayLike, *, through_origin: bool = Fals
         model=model,
         batch_sizes=tuple(int(size) for size in sizes),
         seconds=tuple(medians.tolist()),
-        counts=tuple(counts.tolist()),
+        counts=tuple(steps.tolist()),
         noise=noise,
         relative_error=relative_error,
     )
@@ -114,7 +153,7 @@ def _pooled_noise(
     used = int(repeated.sum())
     groups = int((counts > 1).sum())
     spread = float(np.median(np.abs(deviations[repeated])))
-    return _MAD_TO_DEVIATION * spread * float(np.sqrt(used / (used - groups)))
+    return MAD_TO_DEVIATION * spread * float(np.sqrt(used / (used - groups)))
 
 
 def _best_model(

@@ -13,7 +13,8 @@ import numpy as np
 from lightning_boa.errors import MeasurementError, OptionError
 from lightning_boa.planning.bounds import check_feasible, positive_integer
 from lightning_boa.planning.fitting import MEDIAN_TO_MEAN_ERROR, TimeFit
-from lightning_boa.planning.plan import BatchPlan
+from lightning_boa.planning.plan import BatchPlan, predicted_plan
+from lightning_boa.planning.rebalancing import Rebalancing
 from lightning_boa.planning.records import (
     SplitMeasurement,
     StepRecord,
@@ -28,12 +29,15 @@ from lightning_boa.planning.rounds import (
     after_first_round,
     after_later_round,
     best_known,
+    cautious,
     equal_within,
     rank_fits,
     refined,
     usable_upper,
 )
 from lightning_boa.planning.schedule import Schedule
+from lightning_boa.planning.time_models import TimeModel, scaled
+from lightning_boa.planning.watching import BLOCK_STEPS, Block, Bounds, Watch
 
 FIRST_SETTLING_STEPS = 2
 SETTLING_STEPS = 1
@@ -45,6 +49,9 @@ WANTED_RESOLUTION = 0.05
 MOST_PROLONGATIONS = 3
 WANTED_ERROR = 0.03
 MOST_COUNTED_STEPS = 32
+SECONDS_BETWEEN_BLOCKS = 0.5
+MOST_STEPS_BETWEEN_BLOCKS = 200
+BLOCKS_OF_AN_OUTCOME = 4
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ class OrchestrationSettings:
     """What the loop keeps to: ranks, global batch, rows per rank, length of the warm-up.
 
     ``warmup`` is ``"auto"`` (it ends when the fits are good, at the latest with an epoch) or a
-    number of steps.
+    number of steps. ``rebalance`` tells whether the plan may change after it: ``"auto"`` at any
+    step, ``"epoch"`` at an epoch's end, ``"off"`` never.
     """
 
     world_size: int
@@ -61,6 +69,7 @@ class OrchestrationSettings:
     upper: tuple[int, ...]
     granularity: int = 1
     warmup: int | Literal["auto"] = "auto"
+    rebalance: Literal["auto", "epoch", "off"] = "auto"
 
     def __post_init__(self) -> None:
         positive_integer("world_size", self.world_size)
@@ -97,6 +106,7 @@ class OrchestrationSettings:
             "upper": list(self.upper),
             "granularity": self.granularity,
             "warmup": self.warmup,
+            "rebalance": self.rebalance,
         }
 
     @classmethod
@@ -114,7 +124,9 @@ class Orchestration:
     why the latest plan holds. ``records`` are all records of full steps, ``row_caps`` the most rows
     that each rank's memory is known to hold. ``refined`` tells that the steps which confirmed the
     first plan led to a better one, ``prolongations`` how often a round went on because its noise
-    hid what it was to show.
+    hid what it was to show. ``watch`` looks after the plan once it has been confirmed,
+    ``rebalancings`` are the changes of the plan that this has led to. ``known_fits`` are those of an
+    earlier training by which the plan was made; empty where it is made from ``records``.
     """
 
     settings: OrchestrationSettings
@@ -129,6 +141,9 @@ class Orchestration:
     row_caps: tuple[int, ...] | None = None
     refined: bool = False
     prolongations: int = 0
+    watch: Watch | None = None
+    rebalancings: tuple[Rebalancing, ...] = ()
+    known_fits: tuple[TimeFit | None, ...] = ()
 
     @classmethod
     def begin(cls, settings: OrchestrationSettings, first_step: int) -> Orchestration:
@@ -151,6 +166,11 @@ class Orchestration:
         return self.schedule.latest
 
     @property
+    def is_settled(self) -> bool:
+        """Whether nothing is measured and the plan will not change."""
+        return self.phase == "planned" and self.exchange_after is None and self.watch is None
+
+    @property
     def counted_records(self) -> tuple[StepRecord, ...]:
         """The records without settling steps."""
         first, later = _settling(self.settings)
@@ -159,7 +179,7 @@ class Orchestration:
     @property
     def fits(self) -> tuple[TimeFit | None, ...]:
         """Each rank's fit: a line through the origin after one size, None before any."""
-        return rank_fits(self.counted_records, self.settings.world_size)
+        return self.known_fits or rank_fits(self.counted_records, self.settings.world_size)
 
     @property
     def equal_measurement(self) -> SplitMeasurement | None:
@@ -208,7 +228,11 @@ class Orchestration:
                 cut short.
         """
         self._check(records, row_caps)
-        full = tuple(r for r in records if r.step_rows == self.settings.global_batch_size)
+        full = tuple(
+            r
+            for r in records
+            if r.step >= self.first_step and r.step_rows == self.settings.global_batch_size
+        )
         grown = replace(
             self,
             records=self.records + full,
@@ -224,9 +248,87 @@ class Orchestration:
             return grown
         return grown._after_round(first_free_step, closing=closing)
 
+    @property
+    def block_interval(self) -> int:
+        """Steps from the beginning of one measured block to that of the next; short steps are sampled."""
+        if self.watch is not None and self.watch.blocks:
+            seconds = self.watch.blocks[-1].period
+        else:
+            seconds = self.planned_step_seconds or self.equal_step_seconds or SECONDS_BETWEEN_BLOCKS
+        return max(
+            BLOCK_STEPS, min(MOST_STEPS_BETWEEN_BLOCKS, ceil(SECONDS_BETWEEN_BLOCKS / seconds))
+        )
+
+    def with_block(self, block: Block) -> Orchestration:
+        """The state after another block of watched steps; every rank that gets the same has the same state."""
+        assert self.watch is not None
+        watch = self.watch.with_block(block)
+        return replace(self, watch=watch, rebalancings=_with_outcome(self.rebalancings, watch))
+
+    @property
+    def wants_change(self) -> bool:
+        """Whether the watched steps speak for another plan: a quick look, to be taken after each block."""
+        if self.watch is None:
+            return False
+        return self.watch.search(self.plan.batch_sizes, every_window=False) is not None
+
+    def rebalanced(
+        self, first_free_step: int, row_caps: Sequence[int] | None = None
+    ) -> Orchestration:
+        """The state with the plan that the watched steps speak for, or the same one if none does any more."""
+        current = replace(self, row_caps=self.row_caps if row_caps is None else tuple(row_caps))
+        if self.watch is None:
+            return current
+        watch = replace(self.watch, bounds=current._watched_bounds)
+        finding = watch.search(self.plan.batch_sizes)
+        if finding is None or first_free_step <= self.schedule.entries[-1][0]:
+            return current
+        models = [
+            scaled(model, scale) for model, scale in zip(watch.models, finding.scales, strict=True)
+        ]
+        decision = Rebalancing(
+            step=first_free_step,
+            batch_sizes_before=self.plan.batch_sizes,
+            batch_sizes=finding.batch_sizes,
+            scales=finding.scales,
+            expected_gain=finding.gain,
+            seconds_before=median(block.period for block in watch.blocks[-finding.blocks :]),
+        )
+        return replace(
+            current,
+            schedule=self._schedule_with(
+                predicted_plan(models, finding.batch_sizes), first_free_step
+            ),
+            reason=decision.reason,
+            watch=watch.after(finding),
+            rebalancings=(*self.rebalancings, decision),
+        )
+
+    def _watched(self) -> Orchestration:
+        """Nothing more is to be measured for the plan; from here on the devices are watched."""
+        done = replace(self, exchange_after=None)
+        if self.settings.rebalance == "off" or self.settings.world_size == 1:
+            return replace(done, watch=None)
+        if self.watch is not None:
+            return replace(done, watch=replace(self.watch, bounds=self._watched_bounds))
+        return replace(done, watch=Watch(self._watched_models, self._watched_bounds))
+
+    @property
+    def _watched_bounds(self) -> Bounds:
+        evidence = self._evidence
+        return Bounds(evidence.lower, evidence.growth_limits, evidence.granularity)
+
+    @property
+    def _watched_models(self) -> tuple[TimeModel, ...]:
+        evidence = self._evidence
+        return tuple(
+            model if fit is None else cautious(model, max(fit.batch_sizes))
+            for model, fit in zip(evidence.models, evidence.fits, strict=True)
+        )
+
     def keep_split(self, reason: str) -> Orchestration:
         """Stop measuring and stay with the present split, for a `reason` that this loop cannot see."""
-        return replace(self, phase="planned", exchange_after=None, reason=reason)
+        return replace(self, phase="planned", exchange_after=None, watch=None, reason=reason)
 
     def _after_round(self, first_free_step: int, *, closing: bool) -> Orchestration:
         exchanges = self.exchanges + (not closing)
@@ -285,7 +387,7 @@ class Orchestration:
             return withdrawn
         better = None if self.refined else refined(self._evidence)
         if better is None:
-            return replace(self, exchange_after=None)
+            return self._watched()
         return replace(self._planned(better, first_free_step), refined=True)
 
     def _withdrawn(self, first_free_step: int) -> Orchestration | None:
@@ -303,9 +405,8 @@ class Orchestration:
         return replace(
             self,
             schedule=self._schedule_with(evidence.with_figures(evidence.equal), first_free_step),
-            exchange_after=None,
             reason="measured steps were no shorter under another split, so the equal split stays",
-        )
+        )._watched()
 
     def _planned(self, decision: Decision, first_free_step: int) -> Orchestration:
         if first_free_step <= self.schedule.entries[-1][0]:
@@ -351,6 +452,7 @@ class Orchestration:
             upper=upper,
             granularity=settings.granularity,
             records=self.counted_records,
+            known_fits=self.known_fits,
         )
 
     def _check(self, records: Sequence[StepRecord], row_caps: Sequence[int] | None) -> None:
@@ -403,13 +505,16 @@ class Orchestration:
             "row_caps": None if self.row_caps is None else list(self.row_caps),
             "refined": int(self.refined),
             "prolongations": self.prolongations,
+            "watch": None if self.watch is None else self.watch.to_dict(),
+            "rebalancings": [each.to_dict() for each in self.rebalancings],
+            "known_fits": [None if fit is None else fit.to_dict() for fit in self.known_fits],
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Orchestration:
         """The state whose `to_dict` gave ``values``."""
-        caps = values["row_caps"]
-        return cls(
+        caps, watch = values["row_caps"], values.get("watch")
+        state = cls(
             **{
                 **values,
                 "settings": OrchestrationSettings.from_dict(values["settings"]),
@@ -417,7 +522,18 @@ class Orchestration:
                 "records": tuple(StepRecord(*record) for record in values["records"]),
                 "row_caps": None if caps is None else tuple(caps),
                 "refined": bool(values["refined"]),
+                "watch": None,
+                "rebalancings": tuple(map(Rebalancing.from_dict, values.get("rebalancings", ()))),
+                "known_fits": tuple(
+                    None if fit is None else TimeFit.from_dict(fit)
+                    for fit in values.get("known_fits", ())
+                ),
             }
+        )
+        return (
+            state
+            if watch is None
+            else replace(state, watch=Watch.from_dict(watch, state._watched_models))
         )
 
     @classmethod
@@ -439,16 +555,25 @@ class Orchestration:
         )
         if not fits:
             return cls.begin(settings, first_step)
-        return replace(
+        resumed = replace(
             old,
             settings=settings,
+            first_step=min(old.first_step, first_step),
             schedule=Schedule.starting_with(old.plan, first_step),
-            exchange_after=(
-                first_step + SETTLING_STEPS + CONFIRMING_STEPS - 1
-                if old.planned_measurement is None
-                else None
-            ),
+            exchange_after=None,
         )
+        if old.watch is None and old.planned_measurement is None:
+            last = first_step + SETTLING_STEPS + CONFIRMING_STEPS - 1
+            return replace(resumed, exchange_after=last)
+        return resumed._watched()
+
+
+def _with_outcome(rebalancings: tuple[Rebalancing, ...], watch: Watch) -> tuple[Rebalancing, ...]:
+    """The last change with what came of it, once a few blocks have run since."""
+    if not rebalancings or watch.calm != BLOCKS_OF_AN_OUTCOME or rebalancings[-1].gain is not None:
+        return rebalancings
+    seconds = median(block.period for block in watch.blocks[-BLOCKS_OF_AN_OUTCOME:])
+    return (*rebalancings[:-1], replace(rebalancings[-1], seconds_after=seconds))
 
 
 def _round_lengths(steps: int) -> tuple[int, ...]:

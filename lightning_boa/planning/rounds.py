@@ -76,8 +76,9 @@ class Evidence:
     """What is known at the end of a round.
 
     ``current`` is the plan of the round with the seconds predicted for it, ``records`` the counted
-    records of all rounds, ``lower`` and ``upper`` the rows each rank may have (``upper`` with the
-    memory's limit).
+    records of all rounds, ``known_fits`` (if any) the fits of an earlier training that hold in
+    their place, ``lower`` and ``upper`` the rows each rank may have (``upper`` with the memory's
+    limit).
     """
 
     current: BatchPlan
@@ -86,10 +87,11 @@ class Evidence:
     upper: tuple[int, ...]
     granularity: int
     records: tuple[StepRecord, ...]
+    known_fits: tuple[TimeFit | None, ...] = ()
 
     @cached_property
     def fits(self) -> tuple[TimeFit | None, ...]:
-        return rank_fits(self.records, len(self.equal))
+        return self.known_fits or rank_fits(self.records, len(self.equal))
 
     @cached_property
     def models(self) -> tuple[TimeModel, ...]:

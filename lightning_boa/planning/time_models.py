@@ -125,6 +125,27 @@ class TableTime:
         }
 
 
+@dataclass(frozen=True)
+class ScaledTime:
+    """A time model whose seconds are multiplied by ``factor``."""
+
+    model: TimeModel
+    factor: float
+
+    def seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Seconds for ``rows`` (any shape)."""
+        return self.model.seconds(rows) * self.factor
+
+
+def scaled(model: TimeModel, factor: float) -> TimeModel:
+    """The model of a device that has become slower by ``factor``."""
+    if type(model) is LinearTime:
+        return LinearTime(
+            model.overhead * factor, model.seconds_per_sample * factor, model.floor * factor
+        )
+    return ScaledTime(model, factor)
+
+
 def time_model_from_dict(values: Mapping[str, Any]) -> LinearTime | TableTime:
     """The time model whose ``to_dict`` gave ``values``."""
     kind = values.get("kind")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from lightning_boa.profiling.block_exchange import BlockExchange, BlockFigures
 from lightning_boa.profiling.exchange import (
     Exchange,
     check_digest,
     check_same,
     decide_once,
     exchange_records,
+    name_ranks,
 )
+from lightning_boa.profiling.host_group import host_group
 from lightning_boa.profiling.memory import MemoryProfile, memory_profile_of, most_rows
 from lightning_boa.profiling.step_clock import ClockEntry, StepClock
 from lightning_boa.profiling.timelines import AcceleratorTimeline, HostTimeline, timeline_of
 
 __all__ = [
     "AcceleratorTimeline",
+    "BlockExchange",
+    "BlockFigures",
     "ClockEntry",
     "Exchange",
     "HostTimeline",
@@ -24,7 +29,9 @@ __all__ = [
     "check_same",
     "decide_once",
     "exchange_records",
+    "host_group",
     "memory_profile_of",
     "most_rows",
+    "name_ranks",
     "timeline_of",
 ]

@@ -116,8 +116,8 @@ def check_digest(digest: int, what: str, device: torch.device) -> None:
     different = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if different:
         raise AgreementError(
-            f"Expected the same {what} on all ranks, but {_name(different)} differ from rank 0. All ranks must run the"
-            " same script with the same options, data and versions."
+            f"Expected the same {what} on all ranks, but {name_ranks(different)} differ from rank 0. All ranks must run"
+            " the same script with the same options, data and versions."
         )
 
 
@@ -129,13 +129,13 @@ def check_same(facts: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, dict(facts))
-    for name in facts:
+    for name in dict.fromkeys(name for theirs in gathered for name in theirs):
         ranks_by_value: dict[str, list[int]] = {}
         for rank, theirs in enumerate(gathered):
             ranks_by_value.setdefault(repr(theirs.get(name)), []).append(rank)
         if len(ranks_by_value) > 1:
             values = "; ".join(
-                f"{value} on {_name(ranks)}" for value, ranks in ranks_by_value.items()
+                f"{value} on {name_ranks(ranks)}" for value, ranks in ranks_by_value.items()
             )
             raise AgreementError(
                 f"Expected the same {name} on all ranks, got {values}. All ranks must run the same script with the same"
@@ -144,5 +144,6 @@ def check_same(facts: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return tuple(gathered)
 
 
-def _name(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 2", or "ranks 0, 1"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -49,7 +49,7 @@ class StepClock:
         clock: Callable[[], float] = time.perf_counter,
         capacity: int = 128,
     ) -> None:
-        self._rank = rank
+        self.rank = rank
         self._timeline = timeline or HostTimeline(clock)
         self._clock = clock
         self._running: _RunningStep | None = None
@@ -113,9 +113,14 @@ class StepClock:
         self._period_began = now
         self._finished.append(running)
 
-    def records(self) -> list[StepRecord]:
-        """The finished steps since the last call, oldest first; waits once for the last of them on the device."""
-        finished, self._finished = list(self._finished), deque(maxlen=self._finished.maxlen)
+    def records(self, *, before: int | None = None) -> list[StepRecord]:
+        """The finished steps since the last call, oldest first; waits once for the last of them on the device.
+
+        Steps from ``before`` on are kept for the next call.
+        """
+        finished: list[_RunningStep] = []
+        while self._finished and (before is None or self._finished[0].step < before):
+            finished.append(self._finished.popleft())
         if finished and finished[-1].last_mark is not None:
             self._timeline.settle(finished[-1].last_mark)
         records = (self._record(step) for step in finished)
@@ -130,7 +135,7 @@ class StepClock:
             return None
         return StepRecord(
             step=finished.step,
-            rank=self._rank,
+            rank=self.rank,
             rows=finished.rows,
             step_rows=finished.step_rows,
             compute=spent["compute"],

@@ -37,6 +37,8 @@ class RowCheck:
 
     def __call__(self, batch: Any, share: Share, rank: int) -> None:
         asked = share.fetched
+        if not asked:
+            return
         sizes = _sizes(batch)
         seen = (asked, *sizes)
         if seen in self._seen:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS
 from torch.utils.data import DataLoader
@@ -26,26 +26,45 @@ from lightning_boa.data import (
     is_stream,
     length_of,
     makes_single_batches,
+    original_loader,
     source_of,
     stream_loader,
 )
 from lightning_boa.errors import UnsupportedError
-from lightning_boa.planning import BatchPlan, Orchestration, Schedule, apportion
+from lightning_boa.planning import BatchPlan, MadeFor, Orchestration, Schedule, apportion
 from lightning_boa.profiling import (
     ClockEntry,
     MemoryProfile,
     StepClock,
+    check_same,
     memory_profile_of,
     timeline_of,
 )
-from lightning_boa.strategies import gathering, ghost, process_group, reduction, trainer_seam
+from lightning_boa.strategies import (
+    gathering,
+    ghost,
+    process_group,
+    reduction,
+    roll_call,
+    trainer_seam,
+)
 from lightning_boa.strategies.batch_rows import RowCheck, rows_shown
 from lightning_boa.strategies.deliveries import Deliveries
+from lightning_boa.strategies.evaluation_steps import EvaluationSteps
 from lightning_boa.strategies.loaders import Sharing
 from lightning_boa.strategies.loss_weight import LossWeight, is_said, rule_of
-from lightning_boa.strategies.options import BatchWeight, BoaOptions, check_known, whole_numbers
+from lightning_boa.strategies.options import (
+    BatchWeight,
+    BoaOptions,
+    check_known,
+    path_text,
+    rule_name,
+    whole_numbers,
+)
 from lightning_boa.strategies.restart import Restart
+from lightning_boa.strategies.roll_call import RollCall
 from lightning_boa.strategies.running_statistics import RunningStatistics
+from lightning_boa.strategies.saved_profile import SavedProfile, installed_software
 from lightning_boa.strategies.step_plans import SWITCH, StepPlans, is_switched_off
 from lightning_boa.strategies.stream_agreement import StreamAgreement
 from lightning_boa.strategies.training_loaders import TrainingLoaders
@@ -55,6 +74,22 @@ if TYPE_CHECKING:
     from pytorch_lightning.strategies import DDPStrategy as _Base
 else:
     _Base = object
+
+ALIKE = (
+    "accumulate_grad_batches",
+    "max_epochs",
+    "max_steps",
+    "min_epochs",
+    "min_steps",
+    "limit_train_batches",
+    "limit_val_batches",
+    "val_check_interval",
+    "check_val_every_n_epoch",
+    "precision",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+)
+GO_ON = "The last checkpoint goes on where it was saved, with fewer ranks too (ckpt_path)."
 
 
 class BoaBehaviour(_Base):
@@ -68,7 +103,9 @@ class BoaBehaviour(_Base):
             under "ddp". A checkpoint's value comes first.
         batch_sizes: rows per rank, a fixed plan; nothing is measured.
         warmup: steps in which the devices are measured; "auto" ends as soon as the figures are good, at the latest
-            with the first epoch.
+            with the first epoch. 0 needs batch_sizes or a profile.
+        rebalance: whether the plan may change after the warm-up, when a device becomes slower or faster: "auto" at any
+            step, "epoch" between two epochs, "off" never.
         batch_weight: "samples" if the loss is a mean over rows, "sum" if it is a sum over rows, "none" if the loss
             already brings the factor that makes the mean over ranks right; or a function of the batch that says how
             many things the loss is a mean over (tokens that count), or the sum of their weights. By default what the
@@ -77,6 +114,10 @@ class BoaBehaviour(_Base):
         min_batch_size: fewest rows of a rank, a number or one per rank; 0 permits ranks without rows. With BatchNorm,
             which refuses a single row, 1 means 2 where the global batch permits it.
         max_batch_size: most rows of a rank, a number or one (or None) per rank.
+        profile: path of a file on rank 0's disk. If it holds a plan for these devices, this model, these rows and this
+            software, training begins with that plan, which its first steps check; else the devices are measured and the
+            file is written. `warmup=0` makes it an error if the file is missing or does not fit. A checkpoint's plan
+            comes first.
         **ddp_kwargs: what Lightning's DDPStrategy takes.
 
     Raises:
@@ -91,24 +132,29 @@ class BoaBehaviour(_Base):
         global_batch_size: int | None = None,
         batch_sizes: Sequence[int] | None = None,
         warmup: Literal["auto"] | int = "auto",
+        rebalance: Literal["auto", "epoch", "off"] = "auto",
         batch_weight: BatchWeight | None = None,
         granularity: int = 1,
         min_batch_size: int | Sequence[int] = 1,
         max_batch_size: int | Sequence[int | None] | None = None,
+        profile: str | os.PathLike[str] | None = None,
         **ddp_kwargs: Any,
     ) -> None:
         self.options = BoaOptions(
             global_batch_size=global_batch_size,
             batch_sizes=whole_numbers(batch_sizes),
             warmup=warmup,
+            rebalance=rebalance,
             batch_weight=batch_weight,
             granularity=granularity,
             min_batch_size=whole_numbers(min_batch_size),
             max_batch_size=whole_numbers(max_batch_size),
+            profile=path_text(profile),
         )
         check_known(ddp_kwargs, super().__init__)
         super().__init__(**ddp_kwargs)
         self._plans = StepPlans(self.options)
+        self._profile: SavedProfile | None = None
         self.device_names: tuple[str, ...] = ()
         self.clock = StepClock(rank=0)
         self.memory: MemoryProfile | None = None
@@ -127,9 +173,15 @@ class BoaBehaviour(_Base):
         self._weighted_backwards = 0
         self._is_automatic = True
         self._after_step: list[Callable[[], None]] = []
+        self._after_batch: Callable[[], None] = _do_nothing
+        self._evaluation_steps: EvaluationSteps | None = None
+        self._evaluation_group: Any = None
         self._measuring: Any = None
         self._watching: list[Any] = []
         self._frozen: list[Tensor] = []
+        self._has_uncounted_loaders = False
+        self._roll_call: RollCall | None = None
+        self._stop_requested = False
 
     @property
     def share(self) -> Share | None:
@@ -195,6 +247,13 @@ class BoaBehaviour(_Base):
     def _refuses_single_rows(self) -> bool:
         return any(isinstance(part, _BatchNorm) for part in self._module.modules())
 
+    @property
+    def is_to_stop(self) -> bool:
+        """On rank 0: whether some rank has had SIGTERM, so that the training ends before its next step."""
+        return self._stop_requested or (
+            self._roll_call is not None and self._roll_call.stop_requested
+        )
+
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """While this is held no further step is handed out, not even by a loader that reads ahead in a thread."""
@@ -241,9 +300,17 @@ class BoaBehaviour(_Base):
         self._settle_loaders()
         parameters = sum(parameter.numel() for parameter in self.lightning_module.parameters())
         _, first_step = trainer_seam.steps_done(self._trainer)
+        self._profile = self._saved_profile(parameters)
         self._plans.begin(
-            {"devices": list(self.device_names), "parameters": parameters}, first_step
+            {"devices": list(self.device_names), "parameters": parameters},
+            first_step,
+            self._profile,
         )
+
+    def keep_profile(self, before: Orchestration, after: Orchestration) -> None:
+        """Write the profile if one is asked for and is complete; every rank calls it after each exchange."""
+        if self._profile is not None:
+            self._profile.keep(before, after)
 
     def begin_epoch(self) -> None:
         """An epoch of training begins on this rank."""
@@ -255,20 +322,26 @@ class BoaBehaviour(_Base):
         self._trained.forget()
 
     def log_rows(self, trainer: Any, training: bool) -> None:
-        """Let `self.log` weigh the batch that has arrived by its rows, not by the first tensor found in it."""
+        """A step begins: let `self.log` weigh its batch by its rows, not by the first tensor found in it."""
         arrived = (self._trained if training else self._evaluated).next
         if arrived is not None:
             trainer_seam.log_rows(trainer, arrived.rows, training=training)
+        if self._evaluation_steps is not None:
+            number, _ = trainer_seam.evaluation_step(trainer)
+            self._evaluation_steps.begin(number)
 
     def log_epoch_rows(self) -> None:
         """Let `self.log` at the end of an epoch weigh a value of this rank by the rows that it had in the epoch."""
         training = self._trainer.training
         deliveries = self._trained if training else self._evaluated
         trainer_seam.log_rows(self._trainer, deliveries.pop_rows(), training=training)
+        if self._evaluation_steps is not None:
+            self._evaluation_steps.end_all()
 
     def finish_step(self) -> None:
         """A training step is over on this rank."""
         self._settle()
+        self._begin_batch_end()
         self.clock.end()
         if self.memory is not None and self.share is not None and self.clock.enabled:
             self.memory.end_step(self.share.rows)
@@ -289,7 +362,10 @@ class BoaBehaviour(_Base):
         if _is_fit(trainer):
             self._plans.begin_fit()
             self._loaders = None
+        self._after_batch = _do_nothing
+        self._evaluation_steps = None
         trainer_seam.divert_loaders(trainer, self._prepare_loader)
+        trainer_seam.divert_batch_end(trainer, self._end_batch)
         if not any(isinstance(callback, self.callback_class) for callback in trainer.callbacks):
             trainer.callbacks.insert(0, self.callback_class())
 
@@ -298,6 +374,7 @@ class BoaBehaviour(_Base):
         made_here = not dist.is_initialized()
         super().setup_environment()
         if made_here:
+            self._evaluation_group = None
             process_group.leave_at_exit()
         if dist.get_world_size() != self.world_size:
             raise UnsupportedError(
@@ -306,6 +383,7 @@ class BoaBehaviour(_Base):
             )
         if self._seed is None or _is_fit(self._trainer):
             self._seed = self.broadcast(int(os.environ.get("PL_GLOBAL_SEED", 0)))
+        self._begin_roll_call()
 
     @override
     def setup(self, trainer: Any) -> None:
@@ -317,7 +395,7 @@ class BoaBehaviour(_Base):
         assert self.lightning_module is not None
         self._is_automatic = self.lightning_module.automatic_optimization
         rule = rule_of(self.options.batch_weight, self.lightning_module)
-        self._weight = LossWeight(rule, self.world_size, self.root_device)
+        self._weight = LossWeight(rule, self.global_rank, self.world_size, self.root_device)
         if not self._is_automatic:
             self._watching = [
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -341,12 +419,15 @@ class BoaBehaviour(_Base):
         for handle in self._watching:
             handle.remove()
         self._watching = []
+        self._end_roll_call()
         super().teardown()
 
     @override
     def on_exception(self, exception: BaseException) -> None:
         process_group.do_not_leave()
         super().on_exception(exception)
+        if self._roll_call is not None:
+            self._roll_call.explain(exception, GO_ON if _is_fit(self._trainer) else "")
 
     def measure(self, enabled: bool) -> None:
         """Measure the steps from here on, or leave them alone."""
@@ -360,6 +441,32 @@ class BoaBehaviour(_Base):
             self._measuring.remove()
             self._measuring = None
 
+    @override
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._refuse_loaders_side_by_side()
+
+    @override
+    def on_validation_start(self) -> None:
+        super().on_validation_start()
+        self._begin_evaluation()
+
+    @override
+    def on_test_start(self) -> None:
+        super().on_test_start()
+        self._begin_evaluation()
+
+    @override
+    def on_validation_end(self) -> None:
+        super().on_validation_end()
+        self._end_evaluation()
+
+    @override
+    def on_test_end(self) -> None:
+        super().on_test_end()
+        self._end_evaluation()
+
+    @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         self._settle()
@@ -436,34 +543,34 @@ class BoaBehaviour(_Base):
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any | None = "mean") -> Any:
-        with self.clock.communicating():
+        if self._has_uncounted_loaders:
+            self._compare_number_of_loaders()
+        with self._communicating(group):
             if not isinstance(tensor, Tensor) or group not in (None, dist.group.WORLD):
                 return super().reduce(tensor, group, reduce_op)
             operation = str(getattr(reduce_op, "name", reduce_op)).lower()
+            rows = self._rows_of_batch
             if operation in ("mean", "avg"):
-                rows = self._rows_in_step
-                if rows is None and self.share is not None:
-                    rows = self.share.rows if trainer_seam.is_batch_end(self._module) else None
                 if rows is None:
                     return reduction.mean_over_ranks(tensor)
                 return reduction.mean_over_rows(tensor, rows)
-            if self._rows_in_step == 0:
+            if rows == 0:
                 tensor = reduction.neutral(tensor, operation)
             return super().reduce(tensor, group, reduce_op)
 
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        rows, self._rows_in_step = self._rows_in_step, None
+        counted, self._share, self._rows_in_step = (self._share, self._rows_in_step), None, None
         try:
             return super().reduce_boolean_decision(decision, all)
         finally:
-            self._rows_in_step = rows
+            self._share, self._rows_in_step = counted
 
     @override
     def all_gather(
         self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False
     ) -> Tensor:
-        with self.clock.communicating():
+        with self._communicating(group):
             reduction.check_same_shape(tensor, group)
             return super().all_gather(tensor, group, sync_grads)
 
@@ -478,7 +585,7 @@ class BoaBehaviour(_Base):
             data,
             sync_grads,
             takes_part_only=self._rows_in_step == 0,
-            communicating=self.clock.communicating,
+            communicating=self._communicating,
         )
         if absent and sync_grads and self._module.training:
             gathering.refuse_absent(absent, rule_of(self.options.batch_weight, self._module))
@@ -486,12 +593,12 @@ class BoaBehaviour(_Base):
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        with self.clock.communicating():
+        with self._communicating():
             super().barrier(*args, **kwargs)
 
     @override
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        with self.clock.communicating():
+        with self._communicating():
             return super().broadcast(obj, src)
 
     @property
@@ -509,12 +616,72 @@ class BoaBehaviour(_Base):
         return self.lightning_module
 
     @property
+    def _rows_of_batch(self) -> int | None:
+        """Rows of this rank in the batch whose step or end runs; None elsewhere."""
+        if self._rows_in_step is None and self._share is not None:
+            return self._share.rows if trainer_seam.is_batch_end(self._module) else None
+        return self._rows_in_step
+
+    @property
     def _sharing(self) -> Sharing:
         assert self._seed is not None
         return Sharing(self.global_rank, self._seed, self._note_order)
 
+    def _compare_number_of_loaders(self) -> None:
+        """Lightning reduces the length of each loader once all are set up, so this is the last moment."""
+        self._has_uncounted_loaders = False
+        assert self._loaders is not None
+        check_same({"number of training loaders": self._loaders.next_number})
+
+    def _begin_roll_call(self) -> None:
+        self._end_roll_call()
+        if self.world_size == 1:
+            return
+        assert self.cluster_environment is not None
+        one_host = self.num_nodes == 1
+        self._roll_call = roll_call.begin(
+            self.global_rank,
+            self.world_size,
+            partial(_place_in, self._trainer),
+            self.broadcast,
+            None if one_host else self.cluster_environment.main_address,
+        )
+        self._stop_requested = False
+        trainer_seam.stop_together(self._trainer, lambda: self.is_to_stop, self._request_stop)
+
+    def _end_roll_call(self) -> None:
+        if self._roll_call is not None:
+            self._roll_call.close()
+            self._roll_call = None
+
+    def _request_stop(self) -> bool:
+        self._stop_requested = True
+        if self._roll_call is not None:
+            self._roll_call.request_stop()
+        reaches_rank_0 = self.global_rank == 0 or self._roll_call is not None
+        return reaches_rank_0 and _is_fit(self._trainer)
+
     def _note_order(self, digest: int) -> None:
         self._drawn_order = digest
+
+    def _saved_profile(self, parameters: int) -> SavedProfile | None:
+        if self.options.profile is None:
+            return None
+        made_for = partial(
+            MadeFor.of,
+            devices=self.device_names,
+            parameters=parameters,
+            sync_batch_norm=any(isinstance(part, SyncBatchNorm) for part in self._module.modules()),
+            precision=str(self.precision_plugin.precision),
+            batch_weight=rule_name(rule_of(self.options.batch_weight, self._module)),
+            software=installed_software(type(self)),
+        )
+        return SavedProfile(
+            self.options.profile,
+            made_for,
+            self.root_device,
+            measures=self.options.warmup != 0,
+        )
 
     def _prepare_loader(self, loader: Any, stage: str) -> Any:
         by_boa = trainer_seam.uses_distributed_sampler(self._trainer)
@@ -529,7 +696,12 @@ class BoaBehaviour(_Base):
             self._loaders = TrainingLoaders(self._plans, self.world_size)
         if not self._loaders.is_open:
             self._samplers = []
-        if is_stream(loader) or not by_boa:
+        reads_own_batches = is_stream(loader) or not by_boa
+        if self._loaders.next_number == 0:
+            kind = "a stream" if reads_own_batches else "rows by number"
+            check_same({"kind of training data": kind})
+            self._has_uncounted_loaders = not reads_own_batches
+        if reads_own_batches:
             return self._streaming_loader(loader, self._loaders)
         return self._shared_loader(source_of(loader), self._loaders)
 
@@ -573,6 +745,7 @@ class BoaBehaviour(_Base):
             deliver=self._trained.from_loader(number),
             begin=self._forget_what_was_read_ahead,
             count_rows=rows_shown,
+            needs_rows=not callable(rule_of(self.options.batch_weight, self._module)),
             requests=requests,
         )
 
@@ -592,6 +765,7 @@ class BoaBehaviour(_Base):
                 "seed": self._seed,
                 "world size": self.world_size,
                 SWITCH: is_switched_off(),
+                **{flag: getattr(self._trainer, flag) for flag in ALIKE},
             }
         )
 
@@ -623,11 +797,42 @@ class BoaBehaviour(_Base):
             source.length,
             source.batch_size,
         )
+        self._new_facts[f"sampling of the {stage} data set"] = source.sampling
         steps = source.steps(rows, self.world_size)
         self._evaluated.most_ahead = 2 if source.length is None else 1
         return self._sharing.evaluation(
             source, steps, split, self._evaluated.from_loader("evaluation")
         )
+
+    def _begin_evaluation(self) -> None:
+        self._refuse_loaders_side_by_side()
+        _, loaders = trainer_seam.evaluation_mode(self._trainer)
+        if self.world_size > 1 and any(original_loader(each) is each for each in loaders):
+            if self._evaluation_group is None:
+                self._evaluation_group = dist.new_group(backend="gloo")
+            self._evaluation_steps = EvaluationSteps(
+                self.global_rank, self.world_size, self._evaluation_group
+            )
+
+    def _end_evaluation(self) -> None:
+        if self._evaluation_steps is not None:
+            self._evaluation_steps.close()
+        self._evaluation_steps = None
+
+    def _communicating(self, group: Any | None = None) -> AbstractContextManager[Any]:
+        if self._evaluation_steps is not None and group in (None, dist.group.WORLD):
+            self._evaluation_steps.agree()
+        return self.clock.communicating()
+
+    def _refuse_loaders_side_by_side(self) -> None:
+        mode, loaders = trainer_seam.evaluation_mode(self._trainer)
+        shared = [loader for loader in loaders if original_loader(loader) is not loader]
+        if mode != "sequential" and shared and len(loaders) > 1:
+            raise UnsupportedError(
+                f'Expected validation and test loaders in the mode "sequential", got "{mode}": a rank may have rows'
+                " of one loader in a step and none of another. Pass the loaders as a list, or use"
+                ' strategy="ddp".'
+            )
 
     def _evaluation_rows(self, source: Source, step: int, step_rows: int) -> Sequence[int]:
         plan = self.plan
@@ -682,6 +887,7 @@ class BoaBehaviour(_Base):
     def _evaluation_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._share = self._evaluated.take()
         output = self._take_part(step, *args, **kwargs)
+        self._begin_batch_end()
         if self._share is None and self._evaluated.next is not None:
             raise UnsupportedError(
                 "Expected a step that is given its batch, got one that fetches it (dataloader_iter): its rows cannot be"
@@ -690,15 +896,12 @@ class BoaBehaviour(_Base):
         return output
 
     def _take_part(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        share = self._share
-        if share is None:
-            return step(*args, **kwargs)
-        self._rows_in_step = share.rows
+        self._rows_in_step = None if self._share is None else self._share.rows
         entered = gathering.in_step.set(self)
         try:
-            if share.rows:
-                return step(*args, **kwargs)
-            return self._leave_no_trace(step, *args, **kwargs)
+            if self._is_ghost:
+                return self._leave_no_trace(step, *args, **kwargs)
+            return step(*args, **kwargs)
         finally:
             self._rows_in_step = None
             gathering.in_step.reset(entered)
@@ -715,6 +918,19 @@ class BoaBehaviour(_Base):
             restore()
         return output
 
+    def _begin_batch_end(self) -> None:
+        """Hooks at the end of the batch come next; what they log counts for nothing where the rank has no rows."""
+        if self._is_ghost:
+            self._after_batch = trainer_seam.remember_logged(self._trainer)
+
+    def _end_batch(self) -> None:
+        """All hooks at the end of the batch have run."""
+        self._after_batch()
+        self._after_batch = _do_nothing
+        if self._evaluation_steps is not None:
+            _, is_last = trainer_seam.evaluation_step(self._trainer)
+            self._evaluation_steps.end(is_last=is_last)
+
     def _settle(self) -> None:
         """Nothing of the last forward is under way or out of place after this."""
         if self._after_step:
@@ -723,6 +939,15 @@ class BoaBehaviour(_Base):
             self._after_step = []
         if self._statistics is not None:
             self._statistics.finish()
+
+
+def _do_nothing() -> None: ...
+
+
+def _place_in(trainer: Any) -> str:
+    return (
+        f"after step {trainer.global_step}" if _is_fit(trainer) else f"in {trainer.state.fn.value}"
+    )
 
 
 def _is_fit(trainer: Any) -> bool:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+ENDED_BY_SIGTERM = 143
 KEPT = ("orchestration", "device_names", "fixed_schedule")
 
 
@@ -20,6 +21,17 @@ class HandsBackResults(_Base):
 
     They travel as bytes, since Lightning would try to move the fields of our frozen values to the CPU.
     """
+
+    @override
+    def _wrapping_function(self, *arguments: Any, **options: Any) -> None:
+        """Lightning handles no exception here, and the main process would wait for the result of a rank that exits."""
+        try:
+            super()._wrapping_function(*arguments, **options)
+        except BaseException as exception:
+            self._strategy.on_exception(exception)
+            if isinstance(exception, SystemExit):
+                raise SystemExit(exception.code or ENDED_BY_SIGTERM) from exception
+            raise
 
     @override
     def get_extra_results(self, trainer: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,6 +18,7 @@ from lightning_boa.planning import BATCH_WEIGHTS, gradient_weight
 from lightning_boa.strategies import ghost
 
 DECLARATION = "boa_batch_weight"
+MOST_WITHOUT_WEIGHT = 10
 Rule = str | Callable[[Any], Any]
 
 
@@ -48,12 +50,15 @@ class LossWeight:
 
     Args:
         rule: "samples", "sum", "none", or a function of the batch that gives the rank's mass.
+        rank: this rank.
         world_size: ranks that the gradient is averaged over.
         device: where the process group wants its tensors.
     """
 
-    def __init__(self, rule: Rule, world_size: int, device: torch.device) -> None:
+    def __init__(self, rule: Rule, rank: int, world_size: int, device: torch.device) -> None:
         self._rule = rule
+        self._rank = rank
+        self._without_weight: int | None = 0
         self._world_size = world_size
         self._device = device
         self._share: Share | None = None
@@ -71,6 +76,8 @@ class LossWeight:
         if not callable(self._rule):
             return
         self._mass = _number(self._rule(batch)) if share.rows else 0.0
+        if share.rows and self._without_weight is not None:
+            self._warn_of_batches_without_weight()
         self._total = torch.tensor([self._mass], dtype=torch.float64, device=self._device)
         self._work = dist.all_reduce(self._total, async_op=True) if self._world_size > 1 else None
         if not math.isfinite(self._mass) or self._mass < 0:
@@ -106,6 +113,17 @@ class LossWeight:
     def _is_cut_off(self) -> bool:
         assert self._share is not None
         return self._share.rows == 0 or (callable(self._rule) and self._mass == 0.0)
+
+    def _warn_of_batches_without_weight(self) -> None:
+        assert self._without_weight is not None
+        self._without_weight = None if self._mass else self._without_weight + 1
+        if self._without_weight == MOST_WITHOUT_WEIGHT:
+            self._without_weight = None
+            warnings.warn(
+                f"boa: batch_weight gave 0 for each of the first {MOST_WITHOUT_WEIGHT} batches with rows on rank"
+                f" {self._rank}, so nothing has been learned from them. Check what it counts.",
+                stacklevel=2,
+            )
 
     def _factor(self, loss: Tensor) -> Tensor:
         assert self._total is not None

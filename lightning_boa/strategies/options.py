@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from inspect import signature
 from math import lcm
 from numbers import Integral
+from os import PathLike, fspath
 from typing import Any, Literal
 
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +26,7 @@ REFUSED = {
     "process_group": "boa shares each step among all ranks, so gradients must be averaged over all of them",
     "model_averaging_period": "averaged models know nothing of the rows behind them",
 }
+REBALANCE = ("auto", "epoch", "off")
 BatchWeight = Literal["samples", "sum", "none"] | Callable[[Any], Any]
 
 
@@ -39,10 +41,12 @@ class BoaOptions:
     global_batch_size: int | None = None
     batch_sizes: tuple[int, ...] | None = None
     warmup: Literal["auto"] | int = "auto"
+    rebalance: Literal["auto", "epoch", "off"] = "auto"
     batch_weight: BatchWeight | None = None
     granularity: int = 1
     min_batch_size: int | tuple[int, ...] = 1
     max_batch_size: int | tuple[int | None, ...] | None = None
+    profile: str | None = None
 
     def __post_init__(self) -> None:
         if self.global_batch_size is not None:
@@ -51,6 +55,10 @@ class BoaOptions:
         if self.warmup != "auto":
             least = 1 if self.batch_sizes is None and self.warmup != 0 else 0
             _check_whole("warmup", self.warmup, least=least, otherwise='"auto" or ')
+        if self.rebalance not in REBALANCE:
+            raise OptionError(
+                f"rebalance: expected one of {', '.join(map(repr, REBALANCE))}, got {self.rebalance!r}."
+            )
         rule = self.batch_weight
         if rule is not None and not callable(rule) and rule not in BATCH_WEIGHTS:
             raise OptionError(
@@ -60,10 +68,15 @@ class BoaOptions:
         _check_rows("min_batch_size", self.min_batch_size)
         if self.max_batch_size is not None:
             _check_rows("max_batch_size", self.max_batch_size, or_none=True)
+        if self.profile is not None and (not isinstance(self.profile, str) or not self.profile):
+            raise OptionError(
+                f"profile: expected the path of a file, which need not exist, got {self.profile!r}."
+            )
         if self.batch_sizes is None:
-            if self.warmup == 0:
+            if self.warmup == 0 and self.profile is None:
                 raise OptionError(
-                    "warmup: 0 leaves nothing to plan from. Give batch_sizes=[…], or a warm-up of some steps."
+                    "warmup: 0 leaves nothing to plan from. Give batch_sizes=[…], a profile, or a warm-up of some"
+                    " steps."
                 )
             return
         if not isinstance(self.batch_sizes, tuple):
@@ -73,9 +86,11 @@ class BoaOptions:
         _check_rows("batch_sizes", self.batch_sizes)
         for name, without_effect in {
             "warmup": ("auto", 0),
+            "rebalance": ("auto", "off"),
             "granularity": (1,),
             "min_batch_size": (1,),
             "max_batch_size": (None,),
+            "profile": (None,),
         }.items():
             if getattr(self, name) not in without_effect:
                 raise OptionError(
@@ -99,7 +114,12 @@ class BoaOptions:
         Raises:
             OptionError: the first such option that is set.
         """
-        for name, unset in (("batch_sizes", None), ("warmup", "auto"), ("global_batch_size", None)):
+        for name, unset in (
+            ("batch_sizes", None),
+            ("warmup", "auto"),
+            ("global_batch_size", None),
+            ("profile", None),
+        ):
             if getattr(self, name) != unset:
                 raise OptionError(
                     f"{name}: expected none where each rank trains on the batches of its own loader, got"
@@ -123,11 +143,14 @@ class BoaOptions:
     @property
     def facts(self) -> dict[str, str]:
         """What all ranks must have set alike, in words that do not depend on the process."""
-        rule = self.batch_weight
-        named = getattr(rule, "__qualname__", type(rule).__name__) if callable(rule) else rule
+        alike = [field.name for field in fields(self)]
+        alike = [name for name in alike if name not in ("batch_weight", "profile")]
         return {
-            "options of BoaStrategy": repr(replace(self, batch_weight=None)),
-            "rule": f"{named}",
+            "options of BoaStrategy": ", ".join(
+                f"{name}={getattr(self, name)!r}" for name in alike
+            ),
+            "rule": rule_name(self.batch_weight),
+            "use of a profile": repr(self.profile is not None),
         }
 
     def plan(self, world_size: int, global_batch_size: int, *, unit: int = 1) -> BatchPlan | None:
@@ -206,8 +229,19 @@ class BoaOptions:
             lower=lower,
             upper=upper,
             granularity=granularity,
-            warmup=self.warmup,
+            warmup=self.warmup if self.warmup != 0 else "auto",
+            rebalance=self.rebalance,
         )
+
+
+def rule_name(rule: object) -> str:
+    """What a `batch_weight` is called, the same in every process."""
+    return str(getattr(rule, "__qualname__", type(rule).__name__) if callable(rule) else rule)
+
+
+def path_text(path: Any) -> Any:
+    """A path as its text; anything else comes back as it is, for the option's own check to refuse."""
+    return fspath(path) if isinstance(path, PathLike) else path
 
 
 def whole_numbers(value: Any) -> Any:

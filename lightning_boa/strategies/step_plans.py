@@ -15,6 +15,7 @@ from lightning_boa.planning import (
 )
 from lightning_boa.strategies.options import BoaOptions
 from lightning_boa.strategies.restart import Restart
+from lightning_boa.strategies.saved_profile import SavedProfile
 
 SWITCH = "LIGHTNING_BOA"
 
@@ -139,6 +140,11 @@ class StepPlans:
         self.fixed = None
         present = self.latest
         if present is not None and present.global_batch_size != global_batch_size:
+            if self.options.warmup == 0:
+                raise OptionError(
+                    f"profile: expected the same global batch throughout, since warmup=0 leaves no step to measure in,"
+                    f" got {global_batch_size} rows after {present.global_batch_size}. Leave warmup out."
+                )
             self.orchestration = Orchestration.begin(self._settings, first_step)
 
     def given(self, ranks: int, rows: int | None) -> BatchPlan:
@@ -160,8 +166,15 @@ class StepPlans:
         self.orchestration = None
         self.fixed = Schedule.starting_with(plan)
 
-    def begin(self, made_for: Mapping[str, Any], first_step: int) -> None:
-        """Measure and plan; go on with the plan of a checkpoint or an earlier fit that was made for the same."""
+    def begin(
+        self, made_for: Mapping[str, Any], first_step: int, profile: SavedProfile | None = None
+    ) -> None:
+        """Measure and plan; go on with the plan of a checkpoint or an earlier fit that was made for the same, else of a
+        profile.
+
+        Raises:
+            OptionError: a profile that cannot be used.
+        """
         known: Mapping[str, Any] | None = None
         known_for = self._made_for
         if self.orchestration is not None:
@@ -175,6 +188,8 @@ class StepPlans:
             self.orchestration = Orchestration.begin(self._settings, first_step)
         else:
             self.orchestration = Orchestration.resume(self._settings, known, first_step)
+        if profile is not None and self.orchestration.phase == "warmup":
+            self.orchestration = profile.begin(self._settings, first_step)
 
     def split(self, plan: BatchPlan, step_rows: int) -> tuple[int, ...]:
         """Rows of each rank in a step of `step_rows` under `plan`."""

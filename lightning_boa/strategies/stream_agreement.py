@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
 from lightning_boa.data import Together
+from lightning_boa.profiling import host_group
 
 
 class StreamAgreement:
@@ -20,9 +19,7 @@ class StreamAgreement:
         self._rank = rank
         self._world_size = world_size
         self._is_alone = world_size == 1
-        self._group: Any = None
-        if not self._is_alone and "gloo" not in dist.get_backend_config():
-            self._group = dist.new_group(backend="gloo")
+        self._group = None if self._is_alone else host_group()
 
     def __call__(self, rows: int | None) -> Together:
         """`rows` of this rank's next batch, None at its end."""

@@ -5,17 +5,24 @@
     loses or rejects arguments of subclasses, and only this method knows the stage. It is replaced on the instance.
 `_accelerator_connector.use_distributed_sampler`
     Not readable elsewhere: the user has taken the distribution of samples into their own hands.
+`_logger_connector.on_batch_end`
+    Nothing else runs after all hooks at the end of a batch. It is replaced on the instance.
 `_results` of a loop, and `_ResultMetric` in it
     `extract_batch_size` takes the first tensor it meets; the rows of a step are known here. A rank without rows must
     leave no trace in what is logged.
 `fit_loop.epoch_loop.batch_progress`
     The position in the epoch and in the whole training, as Lightning itself restores it.
-`fit_loop._combined_loader._mode`
-    How several training loaders are combined.
+`_evaluation_loop`, and its `batch_progress`
+    Which of the four loops evaluates, and which of its steps runs.
+`_combined_loader` of a loop and its `_mode`
+    How several loaders are combined.
 `LightningModule._current_fx_name`
     What is logged in a hook at the end of a batch is reduced outside of the strategy's steps.
 `overrides.distributed._IndexBatchSamplerWrapper`
     Prediction writers find the indices of a batch in it.
+`_signal_connector`, `fit_loop.epoch_loop._broadcast_sigterm_tensor`
+    From 2.6 on the handler of SIGTERM calls a collective wherever in a step the rank is, which the other ranks do not
+    meet; only rank 0's flag reaches all ranks; and what fails before a step is passed over in silence.
 """
 
 from __future__ import annotations
@@ -55,6 +62,17 @@ def _prepare_dataloader(
     return type(connector)._prepare_dataloader(connector, dataloader, shuffle, mode)
 
 
+def divert_batch_end(trainer: Any, act: Callable[[], object]) -> None:
+    """Let `act()` run after the hooks at the end of each batch, before what they have logged is read."""
+    connector = trainer._logger_connector
+    connector.on_batch_end = partial(_on_batch_end, connector, act)
+
+
+def _on_batch_end(connector: Any, act: Callable[[], object]) -> None:
+    act()
+    type(connector).on_batch_end(connector)
+
+
 def uses_distributed_sampler(trainer: Any) -> bool:
     """Whether Lightning may distribute the samples over ranks."""
     return bool(trainer._accelerator_connector.use_distributed_sampler)
@@ -81,16 +99,67 @@ def cycles(trainer: Any) -> bool:
     return str(trainer.fit_loop._combined_loader._mode) == "max_size_cycle"
 
 
+def evaluation_mode(trainer: Any) -> tuple[str, list[Any]]:
+    """How the validation loaders of a fit, or those that are evaluated now, are combined, and the loaders.
+
+    "sequential" and none before they are set up.
+    """
+    combined = trainer._evaluation_loop._combined_loader
+    return ("sequential", []) if combined is None else (str(combined._mode), combined.flattened)
+
+
+def stop_together(trainer: Any, requested: Callable[[], bool], request: Callable[[], bool]) -> None:
+    """Let SIGTERM on any rank end the training on all ranks before the same step.
+
+    `request()` is called when the signal arrives and says whether rank 0 will learn of it; if not, or outside of a
+    training, this rank ends as Lightning has it. `requested()` is asked before each step.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "_broadcast_sigterm_tensor"):
+        trainer._signal_connector._sigterm_notifier_fn = partial(_note_sigterm, trainer, request)
+        loop._broadcast_sigterm_tensor = partial(_stop_if_requested, trainer, requested)
+
+
+def _note_sigterm(trainer: Any, request: Callable[[], bool], signum: int, frame: Any) -> None:
+    launcher = trainer.strategy.launcher
+    if launcher is not None:
+        launcher.kill(signum)
+    if not request():
+        trainer._signal_connector.received_sigterm = True
+
+
+def _stop_if_requested(trainer: Any, requested: Callable[[], bool]) -> None:
+    flag = torch.tensor([int(requested())], device=trainer.strategy.root_device)
+    torch.distributed.broadcast(flag, src=0)
+    if flag.item():
+        trainer._signal_connector.received_sigterm = True
+        trainer.strategy.barrier()
+        exceptions = import_module(f"{_package_of(trainer)}.utilities.exceptions")
+        raise exceptions.SIGTERMException
+
+
+def evaluation_step(trainer: Any) -> tuple[int, bool]:
+    """A number above 0 that each step of all evaluation loaders has for itself, and whether this step is the last."""
+    loop = trainer._evaluation_loop
+    number = loop.batch_progress.current.ready * loop.num_dataloaders
+    return number + (loop._results.dataloader_idx or 0), bool(loop.batch_progress.is_last_batch)
+
+
 def index_recorder(trainer: Any, batch_sampler: ShareBatchSampler) -> Any:
     """The batch sampler, wrapped so that prediction writers see its indices."""
-    package = next(
+    wrapper: Any = import_module(
+        f"{_package_of(trainer)}.overrides.distributed"
+    )._IndexBatchSamplerWrapper
+    present = property(lambda recorder: recorder._batch_sampler.iteration)
+    return type(wrapper.__name__, (wrapper,), {"iteration": present})(batch_sampler)
+
+
+def _package_of(trainer: Any) -> str:
+    return next(
         base.__module__.removesuffix(".trainer.trainer")
         for base in type(trainer).__mro__
         if base.__module__.endswith(".trainer.trainer")
     )
-    wrapper: Any = import_module(f"{package}.overrides.distributed")._IndexBatchSamplerWrapper
-    present = property(lambda recorder: recorder._batch_sampler.iteration)
-    return type(wrapper.__name__, (wrapper,), {"iteration": present})(batch_sampler)
 
 
 def log_rows(trainer: Any, rows: int, *, training: bool) -> None:

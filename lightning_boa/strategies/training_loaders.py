@@ -90,10 +90,12 @@ class TrainingLoaders:
     @property
     def facts(self) -> dict[str, Any]:
         """What all ranks must have in common."""
-        facts: dict[str, Any] = {"global batch size": self.global_batch_size}
+        facts: dict[str, Any] = {}
         for part in self._parts:
             things = "rows" if isinstance(part.source, RowSource) else "batches"
+            facts[f"sampling of the {part.name}"] = part.source and part.source.sampling
             facts[f"{things} in the {part.name}"] = part.length
+        facts["global batch size"] = self.global_batch_size
         return facts
 
     def add(self, rows: int, source: Source) -> int:

@@ -216,6 +216,19 @@ def test_set_epoch_reaches_the_custom_sampler() -> None:
     assert list(SampledOrder(sampler).draw(0, 7)) == [7] * ROWS
 
 
+def test_set_epoch_reaches_the_sampler_inside_a_custom_sampler() -> None:
+    class EpochSampler(DrawingSampler):
+        epoch = -1
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    inside = EpochSampler(lambda: 0)
+    outside = DrawingSampler(lambda: inside.epoch, sampler=inside)
+
+    assert list(SampledOrder(outside).draw(0, 7)) == [7] * ROWS
+
+
 @pytest.mark.parametrize(
     "rows",
     [

@@ -114,7 +114,7 @@ class Buckets(Told):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sampler = Told()
+        self.sampler: Told = Told()
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter([[0]])
@@ -124,6 +124,15 @@ def test_the_epoch_reaches_the_batch_sampler_and_the_sampler_inside() -> None:
     buckets = Buckets()
     BatchListSteps(buckets, 1, 1).draw(0, 5)
     assert buckets.epochs == buckets.sampler.epochs == [5]
+
+
+def test_the_epoch_reaches_samplers_however_deep_they_are_once_each() -> None:
+    outer, middle, inner, beside = Buckets(), Buckets(), Buckets(), Told()
+    outer.sampler, middle.sampler = middle, beside
+    middle.batch_sampler = inner  # type: ignore[attr-defined]
+    inner.sampler = outer
+    BatchListSteps(outer, 1, 1).draw(0, 5)
+    assert [told.epochs for told in (outer, middle, inner, beside)] == [[5]] * 4
 
 
 @pytest.mark.parametrize("lists", [[1, 2], [[1], []], ["ab"]], ids=["rows", "empty", "text"])
@@ -155,3 +164,10 @@ def test_what_a_batch_sampler_says(
     assert (source.batch_size, source.has_usual_size) == (batch_size, has_usual_size)
     assert source.length == length
     assert source.needs_comparison
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_items_that_are_whole_batches_are_refused_before_any_is_drawn(shuffle: bool) -> None:
+    loader: DataLoader[Any] = DataLoader(range(9), batch_size=None, shuffle=shuffle)  # type: ignore[arg-type]
+    with pytest.raises(LoaderError, match=r"yields lists of rows .*use_distributed_sampler=False"):
+        source_of(loader)

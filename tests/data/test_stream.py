@@ -158,8 +158,15 @@ def test_any_iterable_of_batches_stays_what_it_is() -> None:
 
 
 def test_a_batch_without_visible_rows_is_refused() -> None:
-    with pytest.raises(LoaderError, match="share one leading size"):
+    with pytest.raises(LoaderError, match=r"share one leading size.* give batch_weight a function"):
         list(Ranks().stream([{"text": "abc"}]))
+
+
+def test_a_batch_without_visible_rows_counts_as_one_where_rows_are_not_needed() -> None:
+    ranks = Ranks(others=1)
+    batches = [{"text": "abc"}, torch.zeros(4)]
+    assert list(ranks.stream(batches, needs_rows=False)) == batches
+    assert [share[1:4] for share in ranks.delivered] == [(1, 2, 0), (4, 5, 4)]
 
 
 def test_a_stream_can_be_copied() -> None:

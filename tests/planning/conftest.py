@@ -48,9 +48,15 @@ class SimulatedCluster:
         values = {"lower": (1,) * ranks, "upper": (self.batch,) * ranks, **options}
         return OrchestrationSettings(ranks, self.batch, **values)
 
-    def train(self, settings: OrchestrationSettings, *, most_steps: int = 2000) -> Orchestration:
-        """Run until nothing more is to be exchanged."""
-        state = Orchestration.begin(settings, 0)
+    def train(
+        self,
+        settings: OrchestrationSettings,
+        *,
+        most_steps: int = 2000,
+        state: Orchestration | None = None,
+    ) -> Orchestration:
+        """Run until nothing more is to be exchanged, from step 0 on in ``state`` or a warm-up."""
+        state = state or Orchestration.begin(settings, 0)
         random = np.random.default_rng(self.seed)
         pending: list[StepRecord] = []
         for step in range(most_steps):

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from lightning_boa import BoaStrategy
 from lightning_boa.errors import AgreementError, BoaError
+from lightning_boa.planning import Schedule
 from lightning_boa.profiling import check_digest, check_same, decide_once
 from tests.processes.ranks import outcomes_of_ranks, run_ranks
 from tests.processes.training import NumberedRows, Regression, Training, quiet, trainer_options
@@ -52,6 +53,57 @@ def other_plan_on_one_rank(rank: int) -> None:
 
 def longer_data_on_one_rank(rank: int) -> None:
     fit(BoaStrategy(), plain_loader(32 + rank))
+
+
+def other_options_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(granularity=1 + rank), plain_loader())
+
+
+def other_batch_size_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(), DataLoader(NumberedRows(32), batch_size=4 + rank))
+
+
+def shuffled_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(), DataLoader(NumberedRows(32), batch_size=4, shuffle=rank == 1))
+
+
+def last_batch_left_out_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(), DataLoader(NumberedRows(33), batch_size=4, drop_last=rank == 1))
+
+
+def stream_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(), DataLoader(Stream(), batch_size=4) if rank else plain_loader())
+
+
+def batches_on_one_rank(rank: int) -> None:
+    sampler = [list(range(first, first + 4)) for first in range(0, 32, 4)]
+    lists = DataLoader(NumberedRows(32), batch_sampler=sampler)
+    fit(BoaStrategy(), lists if rank else plain_loader())
+
+
+def two_loaders_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(), [plain_loader()] * (1 + rank))
+
+
+def shuffled_evaluation_on_one_rank(rank: int) -> None:
+    quiet()
+    loader = DataLoader(NumberedRows(32), batch_size=4, shuffle=rank == 1)
+    chosen = trainer_options(Training(epochs=1))
+    pl.Trainer(strategy=BoaStrategy(), devices=RANKS, **chosen).validate(Regression(), loader)
+
+
+def other_window_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(), plain_loader(), accumulate_grad_batches=1 + rank)
+
+
+def more_epochs_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(), plain_loader(), max_epochs=1 + rank)
+
+
+def other_schedule_on_one_rank(rank: int) -> None:
+    if rank == 1:
+        Schedule.digest = property(lambda schedule: 7)  # type: ignore[assignment]
+    fit(BoaStrategy(), plain_loader(256))
 
 
 def fewer_rows_than_ranks(rank: int) -> None:
@@ -193,6 +245,25 @@ REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
     wrong_sum: ("OptionError", "batch_sizes", "sum"),
     other_plan_on_one_rank: ("AgreementError", "rank 0", "rank 1", "batch_sizes=(4, 4)"),
     longer_data_on_one_rank: ("AgreementError", "32 on rank 0", "33 on rank 1"),
+    other_options_on_one_rank: ("AgreementError", "granularity=1", "granularity=2", "on rank 1"),
+    other_batch_size_on_one_rank: ("AgreementError", "8 on rank 0", "10 on rank 1"),
+    shuffled_on_one_rank: (
+        "AgreementError",
+        "'SequentialOrder, drop_last=False' on rank 0",
+        "'ShuffledOrder",
+    ),
+    last_batch_left_out_on_one_rank: (
+        "AgreementError",
+        "drop_last=False' on rank 0",
+        "drop_last=True' on rank 1",
+    ),
+    stream_on_one_rank: ("AgreementError", "'rows by number' on rank 0", "'a stream' on rank 1"),
+    batches_on_one_rank: ("AgreementError", "SequentialOrder", "'batches of list'"),
+    two_loaders_on_one_rank: ("AgreementError", "1 on rank 0", "2 on rank 1"),
+    shuffled_evaluation_on_one_rank: ("AgreementError", "validate data set", "ShuffledOrder"),
+    other_window_on_one_rank: ("AgreementError", "accumulate_grad_batches", "2 on rank 1"),
+    more_epochs_on_one_rank: ("AgreementError", "1 on rank 0", "2 on rank 1"),
+    other_schedule_on_one_rank: ("AgreementError", "schedule of plans", "rank 1"),
     fewer_rows_than_ranks: ("PlanError", "min_batch_size=0"),
     bounds_too_tight: ("PlanError", "max_batch_size"),
     stream_that_is_empty_on_one_rank: ("LoaderError", "a batch on every rank", "none on [1]"),
@@ -217,7 +288,7 @@ REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
 
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda case: case.__name__)
 def test_every_rank_ends_with_one_clear_error(refused: Callable[[int], None]) -> None:
-    for kind, message in outcomes_of_ranks(refused, RANKS, timeout=60):
+    for kind, message in outcomes_of_ranks(refused, RANKS, timeout=20):
         assert kind == "error", message
         last = message.strip().splitlines()[-1]
         assert last.startswith("lightning_boa.errors."), message

@@ -19,11 +19,13 @@ from torch.utils.data import (
     IterableDataset,
     Sampler,
     SequentialSampler,
+    Subset,
     default_collate,
 )
+from torchmetrics import MeanMetric
 
-from lightning_boa import BoaStrategy
-from tests.processes.ranks import run_ranks
+from lightning_boa import BoaStrategy, gather_rows
+from tests.processes.ranks import outcomes_of_ranks, run_ranks
 from tests.processes.training import (
     NumberedRows,
     Regression,
@@ -258,6 +260,72 @@ def batches_of_any_iterable(rank: int) -> Any:
     return trained(BoaStrategy(), Batches(mine))
 
 
+class Texts(Batches):
+    """Batches of text that is not yet made into rows."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (" ".join(map(str, rows)) for rows in self.lists)
+
+
+class Packed(Batches):
+    """Batches whose tensors differ in their leading size: rows, and the lengths of two sentences."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ([*batch, torch.zeros(1 + len(batch[0]))] for batch in super().__iter__())
+
+
+class CountsItself(Regression):
+    """Says that its loss is a mean over rows, which its batches do not show where they are read."""
+
+    def __init__(self) -> None:
+        super().__init__(schedules=False)
+        self.counted: list[tuple[int, int]] = []
+
+    def boa_batch_weight(self, batch: Any) -> int:
+        return len(batch[0])
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if not isinstance(batch, str):
+            return batch
+        rows = NumberedRows(DATA)
+        return default_collate([rows[int(row)] for row in batch.split()])
+
+    def errors(self, batch: Any) -> Tensor:
+        return super().errors(batch[:3])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        share = self.trainer.strategy.share
+        self.counted.append((share.rows, share.step_rows))
+        return super().training_step(batch, batch_idx)
+
+
+def batches_that_show_no_rows(rank: int) -> Any:
+    mine = [[0, 1, 2], [3, 4], [5]] if rank == 0 else [[10], [11, 12, 13], [14, 15]]
+    found = {}
+    for kind in (Texts, Packed):
+        module = CountsItself()
+        found[kind.__name__] = (*trained(BoaStrategy(), kind(mine), module), module.counted)
+    return found
+
+
+class WholeBatches(Dataset[Any]):
+    """Whole batches of the ranks, one after the other."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, number: int) -> Any:
+        rows = NumberedRows(DATA)
+        return default_collate([rows[row] for row in range(10 * number, 11 * number + 1)])
+
+
+def items_that_are_whole_batches(rank: int) -> Any:
+    by_boa = refusal(lambda: trained(BoaStrategy(), DataLoader(WholeBatches(), batch_size=None)))
+    mine = Subset(WholeBatches(), range(rank, 6, RANKS))
+    own = DataLoader(mine, batch_size=None)
+    return by_boa, trained(BoaStrategy(), own, use_distributed_sampler=False)
+
+
 class Own(Sampler[int]):
     """A user's own split: other rows on each rank."""
 
@@ -331,6 +399,103 @@ def evaluation_of_batch_lists(rank: int) -> dict[str, float]:
     }
 
 
+class Combines(Regression):
+    """Counts all steps."""
+
+    def __init__(self) -> None:
+        super().__init__(schedules=False)
+        self.steps = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.steps += 1
+
+    test_step = validation_step
+
+
+def evaluation_side_by_side(rank: int) -> dict[str, Any]:
+    module = Combines()
+    side_by_side = CombinedLoader(two(4, 2), "min_size")
+    training = two(4, 2)["a"]
+    found: dict[str, Any] = {
+        stage: refusal(
+            lambda steps=steps: trainer_with(BoaStrategy(), num_sanity_val_steps=steps).fit(  # type: ignore[misc]
+                module, training, side_by_side
+            )
+        )
+        for stage, steps in (("fit", 0), ("sanity check", 2))
+    }
+    for stage in ("validate", "test"):
+        evaluate = getattr(trainer_with(BoaStrategy()), stage)
+        found[stage] = refusal(lambda evaluate=evaluate: evaluate(module, side_by_side))  # type: ignore[misc]
+    predicting = trainer_with(BoaStrategy())
+    found["predict"] = refusal(lambda: predicting.predict(CountsRows(), side_by_side))
+    found["steps"] = module.steps
+    single = CombinedLoader([DataLoader(NumberedRows(7), batch_size=2)], "max_size")
+    found["single"] = refusal(lambda: trainer_with(BoaStrategy()).test(Single(), single))
+    return found
+
+
+class Exchanges(Regression):
+    """Evaluates rows of its own rank; exchanges something in each step, or at the end alone."""
+
+    def __init__(self, exchange: str, logs: bool, measures: bool) -> None:
+        super().__init__(schedules=False)
+        self.exchange = exchange
+        self.logs = logs
+        self.mean = MeanMetric() if measures else None
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.seen.append(batch[2].tolist())
+        if self.mean is not None:
+            self.mean.update(batch[2])
+            self.log("mean", self.mean)
+        if self.logs:
+            rows = float(len(batch[2]))
+            self.log("rows", rows, on_step=self.exchange == "log", on_epoch=True, sync_dist=True)
+        if self.exchange == "gather":
+            self.all_gather(batch[2].sum())
+        elif self.exchange == "rows":
+            gather_rows(batch[2])
+
+    def on_validation_batch_end(self, *arguments: Any) -> None:
+        if self.exchange == "late":
+            self.trainer.strategy.barrier()
+
+
+UNEQUAL, EQUAL, EMPTY, TWICE = (40, 22), (40, 39), (40, 0), (40, 22, 16)
+EXCHANGES = ("log", "gather", "rows", "late")
+
+
+def evaluation_of_streams(rank: int) -> dict[Any, Any]:
+    """Streams in batches of 4: 5 and 3 of them, 5 and 5, 5 and none."""
+    found: dict[Any, Any] = {}
+    for ends in (EQUAL, UNEQUAL, EMPTY, TWICE):
+        for exchange in ("nothing", *EXCHANGES):
+            logs = ends != EMPTY or exchange == "log"
+            module = Exchanges(exchange, logs, logs and exchange == "nothing")
+            trainer = trainer_with(BoaStrategy())
+            streams = [DataLoader(Shard(rank, ends[rank]), batch_size=4)]
+            streams += [DataLoader(Shard(rank, end), batch_size=4) for end in ends[RANKS:]]
+            refused = refusal(lambda: trainer.validate(module, streams, verbose=False))  # noqa: B023
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            found[ends, exchange] = refused, module.seen, metrics
+    return found
+
+
+def exchanges_beside_a_metric(rank: int) -> None:
+    stream = DataLoader(Shard(rank, UNEQUAL[rank]), batch_size=4)
+    trainer_with(BoaStrategy()).validate(Exchanges("log", True, True), stream, verbose=False)
+
+
+class Single(Combines):
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        super().test_step(batch[0], batch_idx)
+
+
 class CountsRows(Regression):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("rows", float(len(batch[2])), reduce_fx="sum", sync_dist=True)
@@ -353,6 +518,10 @@ SCENES: tuple[Callable[[int], Any], ...] = (
     streams_with_a_plan,
     a_stream_that_validates_in_between,
     batches_of_any_iterable,
+    batches_that_show_no_rows,
+    items_that_are_whole_batches,
+    evaluation_side_by_side,
+    evaluation_of_streams,
     the_users_own_split,
     own_splits_of_two_lengths,
     batch_lists_go_on_in_the_middle,
@@ -474,6 +643,76 @@ def test_batches_of_any_iterable_are_weighted_by_their_rows(played: Any) -> None
     ranks = scene_of(played, batches_of_any_iterable)
     epoch = [[0, 1, 2, 10], [3, 4, 11, 12, 13], [5, 14, 15]]
     assert_trained_like_one(ranks, [epoch] * 2)
+
+
+@pytest.mark.parametrize("kind", [Texts, Packed])
+def test_batches_that_show_no_rows_are_weighted_by_what_the_user_counts(
+    played: Any, kind: type[Batches]
+) -> None:
+    ranks = [found[kind.__name__] for found in scene_of(played, batches_that_show_no_rows)]
+    epoch = [[0, 1, 2, 10], [3, 4, 11, 12, 13], [5, 14, 15]]
+    assert_trained_like_one(ranks, [epoch] * 2)
+    assert [found[3] for found in ranks] == [[(1, 2)] * 6] * 2
+
+
+def test_items_that_are_whole_batches_are_split_by_the_user(played: Any) -> None:
+    ranks = scene_of(played, items_that_are_whole_batches)
+    assert all(message.startswith("LoaderError: expected a sampler") for message, _ in ranks)
+    of_items = [[*range(10 * item, 11 * item + 1)] for item in range(6)]
+    epoch = [of_items[item] + of_items[item + 1] for item in (0, 2, 4)]
+    assert_trained_like_one([found for _, found in ranks], [epoch] * 2)
+
+
+def test_evaluation_loaders_side_by_side_are_refused_before_the_first_step(played: Any) -> None:
+    for found in scene_of(played, evaluation_side_by_side):
+        for stage in ("fit", "sanity check", "validate", "test"):
+            assert found[stage].startswith("UnsupportedError: Expected validation and test loaders")
+        assert found["predict"].startswith("ValueError: `trainer.predict()` only supports")
+        assert found["steps"] == 0
+        assert found["single"] == "nothing"
+
+
+def rows_of_stream(rank: int, end: int) -> list[int]:
+    return list(range(rank, end, RANKS))
+
+
+@pytest.mark.parametrize("ends", [EQUAL, UNEQUAL, EMPTY, TWICE])
+def test_streams_of_any_length_are_evaluated_whole(played: Any, ends: tuple[int, ...]) -> None:
+    for rank, found in enumerate(scene_of(played, evaluation_of_streams)):
+        refused, seen, metrics = found[ends, "nothing"]
+        assert refused == "nothing"
+        mine = rows_of_stream(rank, ends[rank])
+        for end in ends[RANKS:]:
+            mine += rows_of_stream(rank, end)
+        assert list(chain(*seen)) == mine
+        if ends == UNEQUAL:
+            assert metrics["mean"] == pytest.approx(sum([*range(0, 40, 2), *range(1, 22, 2)]) / 31)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_streams_of_one_length_may_exchange_in_their_steps(played: Any, exchange: str) -> None:
+    for found in scene_of(played, evaluation_of_streams):
+        refused, seen, _ = found[EQUAL, exchange]
+        assert refused == "nothing"
+        assert len(seen) == 5
+
+
+@pytest.mark.parametrize("ends", [UNEQUAL, EMPTY, TWICE])
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_an_exchange_that_a_rank_without_a_batch_misses_is_refused_on_all(
+    played: Any, ends: tuple[int, ...], exchange: str
+) -> None:
+    for found in scene_of(played, evaluation_of_streams):
+        refused = found[ends, exchange][0]
+        assert refused.startswith("AgreementError: Expected all ranks in the same step"), refused
+
+
+def test_an_exchange_that_is_missed_is_refused_while_a_metric_waits() -> None:
+    """torchmetrics does not ask the strategy: the rank that has ended waits in it, the others tell."""
+    (kind, message), (other, _) = outcomes_of_ranks(exchanges_beside_a_metric, RANKS, timeout=60)
+    assert kind == "error"
+    assert "step 4 on rank 0; no step on rank 1" in message
+    assert other != "result"
 
 
 def test_a_split_of_the_users_stays_and_is_weighted(played: Any) -> None:

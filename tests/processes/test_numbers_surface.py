@@ -70,10 +70,10 @@ class Logs(Regression):
         return self.errors(batch).mean()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._log_at_the_end_of_the_batch("train", outputs["loss"])
+        self._log_at_the_end_of_the_batch("train", outputs["loss"], batch)
 
-    def on_validation_batch_end(self, outputs: Any, *arguments: Any) -> None:
-        self._log_at_the_end_of_the_batch("val", outputs)
+    def on_validation_batch_end(self, outputs: Any, batch: Any, *arguments: Any) -> None:
+        self._log_at_the_end_of_the_batch("val", outputs, batch)
 
     def on_train_epoch_end(self) -> None:
         self._log_epoch("train")
@@ -115,8 +115,20 @@ class Logs(Regression):
         pair = {f"{stage} first": errors.mean(), f"{stage} second": errors.square().mean()}
         self.log_dict(pair, on_step=True, on_epoch=True, sync_dist=True)
 
-    def _log_at_the_end_of_the_batch(self, stage: str, loss: Tensor) -> None:
+    def _log_at_the_end_of_the_batch(self, stage: str, loss: Tensor, batch: Any) -> None:
         self.log(f"{stage} late", loss, on_step=True, on_epoch=True, sync_dist=True)
+        agreed = self.trainer.strategy.reduce_boolean_decision(True)
+        self.log(f"{stage} agreed", float(agreed), on_step=True, on_epoch=True, sync_dist=True)
+        errors = self.errors(batch).detach()
+        for kind in ("sum", "min", "max"):
+            self.log(
+                f"{stage} late {kind}",
+                getattr(errors, kind)(),
+                on_step=True,
+                on_epoch=True,
+                reduce_fx=kind,
+                sync_dist=True,
+            )
 
     def _log_epoch(self, stage: str) -> None:
         own = self.own[stage]

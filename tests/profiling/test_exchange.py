@@ -164,6 +164,12 @@ def test_values_that_look_alike_are_told_apart(three: ThreadedRanks) -> None:
     assert all("'3' on rank 1" in str(outcome) for outcome in outcomes)
 
 
+def test_a_fact_that_some_ranks_lack_is_an_error_on_all(three: ThreadedRanks) -> None:
+    outcomes = three.run(lambda rank: check_same({"a": 1} if rank == 0 else {"a": 1, "b": 2}))
+
+    assert all("same b on all ranks, got None on rank 0; 2 on" in str(each) for each in outcomes)
+
+
 @pytest.mark.usefixtures("gloo_alone")
 def test_gloo_takes_every_collective() -> None:
     mine = [record(0, step) for step in range(3)]

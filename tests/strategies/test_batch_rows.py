@@ -86,3 +86,9 @@ def test_batches_with_other_rows_are_refused(batch: Any) -> None:
     check(torch.zeros(4, 6), share(4), rank=1)
     with pytest.raises(UnsupportedError, match=r"4 rows on rank 1 \(its share of step 3\)"):
         check(batch, share(4), rank=1)
+
+
+def test_where_nobody_knows_the_rows_nothing_is_compared() -> None:
+    check = RowCheck()
+    for rows in (8, 6):
+        check(torch.zeros(rows, 2), Share(step=0, rows=1, step_rows=2, fetched=0), rank=0)

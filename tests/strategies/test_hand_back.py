@@ -4,12 +4,17 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from lightning_boa.planning import Schedule, equal_split
 from lightning_boa.strategies import HandsBackResults
 
 
 class Launcher:
     """What Lightning's launcher carries of its own; knows nothing of boa."""
+
+    def _wrapping_function(self, rank: int, raises: BaseException) -> None:
+        raise raises
 
     def get_extra_results(self, trainer: Any) -> dict[str, Any]:
         return {"callback_metrics_bytes": trainer.metrics}
@@ -43,6 +48,26 @@ def test_what_rank_0_knows_reaches_the_main_process() -> None:
     assert in_main.strategy.orchestration is None
     assert in_main.strategy.clock is own_clock
     assert in_main.metrics == b"loss"
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [
+        (SystemExit(), SystemExit(143)),
+        (SystemExit(3), SystemExit(3)),
+        (ValueError("bad row"), ValueError("bad row")),
+    ],
+)
+def test_the_main_process_learns_that_a_rank_has_ended(
+    raised: BaseException, seen: BaseException
+) -> None:
+    told: list[BaseException] = []
+    launcher: Any = OurLauncher()
+    launcher._strategy = SimpleNamespace(on_exception=told.append)
+    with pytest.raises(type(seen)) as caught:
+        launcher._wrapping_function(1, raised)
+    assert caught.value.args == seen.args
+    assert told == [raised]
 
 
 def test_what_is_handed_back_exists_on_the_strategy() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ def share(rows: int) -> Share:
 
 
 def weighted(rule: Any, rows: int, ranks: int = 1) -> Tensor:
-    weight = LossWeight(rule, ranks, CPU)
+    weight = LossWeight(rule, 0, ranks, CPU)
     weight.begin(share(rows), torch.arange(3.0))
     assert not weight.is_under_way
     return weight.of(torch.tensor(2.0, requires_grad=True))
@@ -49,7 +50,7 @@ def test_no_row_costs_memory_for_its_weight(rule: Any) -> None:
         kept.append(tensor.numel() * tensor.element_size())
         return tensor
 
-    weight = LossWeight(rule, 1, CPU)
+    weight = LossWeight(rule, 0, 1, CPU)
     weight.begin(share(6), torch.zeros(4096))
     loss = torch.zeros(4096, requires_grad=True).sum()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -58,7 +59,7 @@ def test_no_row_costs_memory_for_its_weight(rule: Any) -> None:
 
 
 def test_a_loss_that_is_no_number_has_no_gradient_where_nothing_counts() -> None:
-    weight = LossWeight(lambda batch: 0, 1, CPU)
+    weight = LossWeight(lambda batch: 0, 0, 1, CPU)
     weight.begin(share(2), None)
     layer = nn.Linear(2, 1)
     with weight.gradients(layer):
@@ -95,6 +96,27 @@ def test_the_option_comes_before_the_module() -> None:
     ],
 )
 def test_what_is_no_weight_is_refused(rule: Callable[[Any], Any]) -> None:
-    weight = LossWeight(rule, 1, CPU)
+    weight = LossWeight(rule, 0, 1, CPU)
     with pytest.raises(OptionError, match="batch_weight: expected a finite number of at least 0"):
         weight.begin(share(2), torch.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    ("masses", "warned_of"),
+    [([0] * 25, 1), ([0] * 9, 0), ([0] * 9 + [1] + [0] * 20, 0), ([1] + [0] * 20, 0)],
+    ids=["always", "not yet", "not at last", "not at first"],
+)
+def test_a_rank_that_never_has_a_weight_is_warned_about_once(
+    masses: list[int], warned_of: int
+) -> None:
+    given = iter(masses)
+    weight = LossWeight(lambda batch: next(given), 3, 1, CPU)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            weight.begin(share(0), None)
+        for _ in masses:
+            weight.begin(share(2), None)
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == warned_of
+    assert all("first 10 batches with rows on rank 3" in message for message in messages)

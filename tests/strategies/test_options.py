@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,10 @@ REFUSED: list[tuple[str, Any]] = [
     ("max_batch_size", -1),
     ("max_batch_size", [8, 0.5]),
     ("max_batch_size", "8"),
+    ("profile", 3),
+    ("profile", ""),
+    ("profile", b"p.json"),
+    ("profile", ["p.json"]),
 ]
 REFUSED_BY_PYTHON: list[tuple[str, Any]] = [
     ("batch_sizes", 5),
@@ -91,6 +97,22 @@ def test_the_message_says_what_came_and_what_is_valid() -> None:
     assert "batch_sizes=[" in refused("warmup", 0)
 
 
+def test_a_profile_beside_a_fixed_plan_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"^profile: .*batch_sizes"):
+        BoaStrategy(batch_sizes=[4, 4], profile="p.json")
+
+
+def test_a_profile_may_be_any_path_and_lie_elsewhere_on_each_rank() -> None:
+    options = BoaStrategy(profile=Path("here", "p.json")).options
+    assert options.profile == os.path.join("here", "p.json")
+    assert options.facts == BoaStrategy(profile="there.json").options.facts
+    assert options.facts != BoaStrategy().options.facts
+
+
+def test_without_a_warm_up_the_loop_has_one_in_reserve() -> None:
+    assert BoaOptions(warmup=0, profile="p.json").settings(2, 8).warmup == "auto"
+
+
 def test_a_limit_beside_a_fixed_plan_is_refused() -> None:
     with pytest.raises(OptionError, match=r"^max_batch_size: .*batch_sizes"):
         BoaStrategy(batch_sizes=[4, 4], max_batch_size=8)
@@ -103,6 +125,7 @@ def test_a_limit_beside_a_fixed_plan_is_refused() -> None:
         {"global_batch_size": 1},
         {"warmup": 0, "batch_sizes": [3, 5]},
         {"warmup": 12},
+        {"warmup": 0, "profile": "p.json"},
         {"batch_sizes": [8, 0]},
         {"min_batch_size": 0},
         {"min_batch_size": [0, 1], "max_batch_size": [8, 9]},
@@ -197,7 +220,7 @@ def test_what_breaks_the_weights_is_refused(name: str) -> None:
 
 
 def test_a_name_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"^rebalance: .*gradient_as_bucket_view"):
-        BoaStrategy(rebalance="auto")
+    with pytest.raises(OptionError, match=r"^rebalanced: .*gradient_as_bucket_view"):
+        BoaStrategy(rebalanced="auto")
     with pytest.raises(OptionError, match=r"^batch_sizes: .*rank 0"):
         BoaStrategy(batch_sizes=[0, 4]).options.plan(2, 4)

@@ -16,10 +16,12 @@ OPTIONS = {
     "global_batch_size": None,
     "batch_sizes": None,
     "warmup": "auto",
+    "rebalance": "auto",
     "batch_weight": None,
     "granularity": 1,
     "min_batch_size": 1,
     "max_batch_size": None,
+    "profile": None,
 }
 NAMES = [
     "BatchPlan",

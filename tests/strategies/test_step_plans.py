@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from math import lcm
 from typing import Any
 
@@ -12,6 +15,16 @@ from torch.utils.data import DataLoader
 
 from lightning_boa.data import source_of
 from lightning_boa.errors import BoaError, LoaderError, OptionError, UnsupportedError
+from lightning_boa.planning import (
+    BatchPlan,
+    KnownPlan,
+    MadeFor,
+    Orchestration,
+    OrchestrationSettings,
+    Profile,
+    Schedule,
+    fit_time,
+)
 from lightning_boa.strategies.options import BoaOptions
 from lightning_boa.strategies.restart import Restart
 from lightning_boa.strategies.step_plans import StepPlans, is_switched_off
@@ -126,7 +139,13 @@ def test_a_stream_is_not_planned_unless_asked() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"batch_sizes": (5, 3)}, {"warmup": 9}, {"global_batch_size": 8}, {"granularity": 2}],
+    [
+        {"batch_sizes": (5, 3)},
+        {"warmup": 9},
+        {"global_batch_size": 8},
+        {"granularity": 2},
+        {"profile": "p.json"},
+    ],
 )
 def test_options_that_mean_nothing_for_own_batches_are_refused(options: dict[str, Any]) -> None:
     loaders = TrainingLoaders(StepPlans(BoaOptions(**options)), 2)
@@ -157,7 +176,82 @@ def test_a_new_set_of_loaders_begins_after_the_last_one_is_settled() -> None:
     assert loaders.next_number == 0
     assert loaders.add(16, source(32, 8)) == 0
     assert loaders.is_single
-    assert loaders.facts == {"global batch size": 16, "rows in the training data set": 32}
+    assert loaders.facts == {
+        "sampling of the training data set": "SequentialOrder, drop_last=False",
+        "rows in the training data set": 32,
+        "global batch size": 16,
+    }
+
+
+class KnownProfile:
+    """Knows the plan 6 / 2, and counts how often it is asked."""
+
+    asked = 0
+
+    def begin(self, settings: OrchestrationSettings, first_step: int) -> Orchestration:
+        self.asked += 1
+        profile = Profile(
+            MadeFor.of(settings, **dict.fromkeys(FACTS)),
+            (fit_time([6], [1.0], through_origin=True), fit_time([2], [1.0], through_origin=True)),
+            BatchPlan((6, 2)),
+        )
+        return KnownPlan.of(profile, settings, first_step)
+
+
+FACTS = ("devices", "parameters", "sync_batch_norm", "precision", "batch_weight", "software")
+
+
+def begun(plans: StepPlans, profile: Any, made_for: Mapping[str, Any] | None = None) -> Any:
+    plans.use(8, 2, 0)
+    plans.begin(made_for or {}, 5, profile)
+    return plans.latest and plans.latest.batch_sizes
+
+
+def test_a_profile_decides_the_first_plan() -> None:
+    profile = KnownProfile()
+    plans = StepPlans(BoaOptions())
+    assert begun(plans, profile) == (6, 2)
+    assert plans.schedule is not None
+    assert plans.schedule.entries[0][0] == 5
+    assert begun(plans, profile) == (6, 2)
+    assert profile.asked == 1
+
+
+def test_a_plan_that_nothing_changes_comes_before_a_profile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert begun(StepPlans(BoaOptions(batch_sizes=(7, 1))), KnownProfile()) == (7, 1)
+    monkeypatch.setenv("LIGHTNING_BOA", "off")
+    assert begun(StepPlans(BoaOptions()), KnownProfile()) == (4, 4)
+
+
+@pytest.mark.parametrize(("made_for", "plan"), [({"devices": 1}, (7, 1)), ({"devices": 2}, (6, 2))])
+def test_a_checkpoints_plan_comes_before_a_profile(
+    made_for: dict[str, Any], plan: tuple[int, int]
+) -> None:
+    state = replace(
+        Orchestration.begin(OrchestrationSettings(2, 8, (1, 1), (8, 8)), 0),
+        schedule=Schedule.starting_with(BatchPlan((7, 1))),
+        phase="planned",
+    )
+    plans = StepPlans(BoaOptions())
+    plans.restore(Restart((8,), 2, 0, state.to_dict(), {"devices": 1}))
+    assert begun(plans, KnownProfile(), made_for) == plan
+
+
+def test_a_profile_decides_where_a_checkpoint_has_no_plan_yet() -> None:
+    state = Orchestration.begin(OrchestrationSettings(2, 8, (1, 1), (8, 8)), 0)
+    plans = StepPlans(BoaOptions())
+    plans.restore(Restart((8,), 2, 0, state.to_dict(), {"devices": 1}))
+    assert begun(plans, KnownProfile(), {"devices": 1}) == (6, 2)
+
+
+def test_other_rows_in_the_middle_need_a_warm_up() -> None:
+    for warmup, refuses in (("auto", False), (0, True)):
+        plans = StepPlans(BoaOptions(warmup=warmup, profile="p.json"))  # type: ignore[arg-type]
+        begun(plans, KnownProfile())
+        with pytest.raises(OptionError, match=r"^profile: ") if refuses else nullcontext():
+            plans.use(10, 2, 20)
 
 
 def restart(*rows: int, inside_epoch: bool = False) -> Restart:

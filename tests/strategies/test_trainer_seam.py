@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from enum import Enum
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,27 @@ def test_diverting_again_forgets_the_first_strategy() -> None:
     )
 
 
+def test_the_end_of_a_batch_is_known_before_it_is_read(package: Any) -> None:
+    module = "trainer.connectors.logger_connector.logger_connector"
+    kind = importlib.import_module(f"{package.__name__}.{module}")._LoggerConnector
+    told: list[str] = []
+
+    class Logger(kind):  # type: ignore[misc]
+        def __init__(self) -> None: ...
+
+        def on_batch_end(self) -> None:
+            told.append("read")
+
+    connector = Logger()
+    trainer = SimpleNamespace(_logger_connector=connector)
+    for name in ("forgotten", "ended"):
+        trainer_seam.divert_batch_end(trainer, partial(told.append, name))
+    connector.on_batch_end()
+
+    assert callable(kind.on_batch_end)
+    assert told == ["ended", "read"]
+
+
 def test_the_names_of_lightning_that_we_rely_on(package: Any) -> None:
     trainer = package.Trainer(
         accelerator="cpu",
@@ -90,6 +112,32 @@ def test_the_names_of_lightning_that_we_rely_on(package: Any) -> None:
     }
     assert stages.TRAINING.value == trainer_seam.TRAIN
     assert stages.PREDICTING.value == trainer_seam.PREDICT
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize("stage", ["FITTING", "VALIDATING", "TESTING"])
+def test_how_evaluation_loaders_are_combined_and_which_step_runs(package: Any, stage: str) -> None:
+    trainer = package.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    states = importlib.import_module(f"{package.__name__}.trainer.states")
+    utilities = importlib.import_module(f"{package.__name__}.utilities")
+    trainer.state.fn = states.TrainerFn[stage]
+    assert trainer_seam.evaluation_mode(trainer) == ("sequential", [])
+
+    loop = trainer._evaluation_loop
+    loop._combined_loader = utilities.CombinedLoader([[1], [2]], "min_size")
+    assert trainer_seam.evaluation_mode(trainer) == ("min_size", [[1], [2]])
+    loop.batch_progress.current.ready = 3
+    assert trainer_seam.evaluation_step(trainer) == (6, False)
+    loop.batch_progress.is_last_batch = True
+    loop._results.dataloader_idx = 1
+    assert trainer_seam.evaluation_step(trainer) == (7, True)
 
 
 def test_the_position_is_that_of_finished_steps(package: Any) -> None:
@@ -215,3 +263,35 @@ def test_the_value_of_the_last_real_step_is_shown(logged: Any) -> None:
     restore()
 
     assert float(logged._results.metrics(on_step=True)["callback"]["loss"]) == 5.0
+
+
+class EpochLoop:
+    def _broadcast_sigterm_tensor(self) -> None:
+        raise AssertionError("the way of Lightning")
+
+
+def signalled(loop: Any) -> Any:
+    killed: list[int] = []
+    return SimpleNamespace(
+        fit_loop=SimpleNamespace(epoch_loop=loop),
+        _signal_connector=SimpleNamespace(received_sigterm=False, _sigterm_notifier_fn=None),
+        strategy=SimpleNamespace(launcher=SimpleNamespace(kill=killed.append)),
+        killed=killed,
+    )
+
+
+@pytest.mark.parametrize("reaches_rank_0", [True, False])
+def test_sigterm_is_left_to_rank_0_where_it_learns_of_it(reaches_rank_0: bool) -> None:
+    trainer = signalled(EpochLoop())
+    trainer_seam.stop_together(trainer, lambda: False, lambda: reaches_rank_0)
+
+    trainer._signal_connector._sigterm_notifier_fn(15, None)
+
+    assert trainer._signal_connector.received_sigterm is not reaches_rank_0
+    assert trainer.killed == [15]
+
+
+def test_a_lightning_without_a_flag_in_every_step_keeps_its_way() -> None:
+    trainer = signalled(object())
+    trainer_seam.stop_together(trainer, lambda: True, lambda: True)
+    assert trainer._signal_connector._sigterm_notifier_fn is None

@@ -1,0 +1,328 @@
+"""Whether the devices still are as fast as the plan supposes: the watch over a planned training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
+from math import sqrt
+from statistics import NormalDist, median
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lightning_boa.planning.allocation import allocate, can_be_done
+from lightning_boa.planning.fitting import MAD_TO_DEVIATION, MEDIAN_TO_MEAN_ERROR
+from lightning_boa.planning.time_models import TimeModel, scaled
+
+BLOCK_STEPS = 5
+LEAST_STEPS = 3
+MOST_BLOCKS = 512
+LEAST_GAIN = 0.01
+LEAST_QUICK_GAIN = 0.02
+WANTED_ERROR = 0.004
+GAIN_OF_REFINEMENT = 0.0075
+LONG_WINDOW = 64
+PATIENCE = 256
+LEAST_NOISE = 0.001
+BLOCKS_TO_DECIDE = 3
+FALSE_ALARM = 1e-6
+SEPARATION = 2.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """How long the ranks took in a few steps, relative to what their time models say.
+
+    ``scales`` has one factor per rank, the median over the steps; what all ranks have in common in a step (longer
+    sequences, say) is left out, so that their geometric mean is 1. ``noise`` is the standard deviation of a single step
+    as a share of its seconds. ``period`` are the seconds from one step to the next, ``loader_wait`` those spent waiting
+    for a batch, each the greatest of all ranks.
+    """
+
+    scales: tuple[float, ...]
+    noise: float
+    period: float
+    loader_wait: float
+
+
+def block_of(ratios: ArrayLike, *, period: float, loader_wait: float) -> Block | None:
+    """The block of measured over modelled seconds, ranks x steps; NaN where a rank was not measured.
+
+    None where fewer than 3 steps were measured on all ranks.
+    """
+    all_steps = np.asarray(ratios, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        whole = np.all(np.isfinite(all_steps) & (all_steps > 0), axis=0)
+    steps = int(whole.sum())
+    if steps < LEAST_STEPS:
+        return None
+    logs = np.log(all_steps[:, whole])
+    own = logs - logs.mean(axis=0)
+    medians = np.median(own, axis=1, keepdims=True)
+    ranks = len(own)
+    freedom = (steps - 1) / steps * max(ranks - 1, 1) / ranks
+    spread = float(np.median(np.abs(own - medians)))
+    return Block(
+        scales=tuple(np.exp(medians[:, 0] - medians.mean()).tolist()),
+        noise=MAD_TO_DEVIATION * spread / sqrt(freedom),
+        period=period,
+        loader_wait=loader_wait,
+    )
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Rows that each rank may have; shares are multiples of ``granularity``."""
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    granularity: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Another split that the last ``blocks`` blocks speak for, and the relative gain expected of it.
+
+    ``sure_gain`` is what remains of it if more rows take in proportion longer, whatever the models say. ``scales`` says
+    how the ranks' times relate to their models in these blocks, the median rank being 1.
+    """
+
+    batch_sizes: tuple[int, ...]
+    gain: float
+    sure_gain: float
+    blocks: int
+    scales: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """The blocks since the present regime of speeds began, and how much it takes to change the plan.
+
+    A window of blocks speaks for another split if the mean step would be shorter by more than the noise of the window
+    explains (with a chance of a false alarm of 1e-6), and by more than two per cent, in a long window one. Each change
+    doubles the least length of a window: a device that keeps toggling soon is judged by its mean. A long calm halves it
+    again.
+
+    Args:
+        models: time model of each rank.
+        bounds: of the rows of each rank.
+        blocks: newest last.
+        least: blocks that a window must have.
+        calm: blocks since the last change.
+        is_refined: the one small correction of the warm-up's plan, due when much more has been measured, is over.
+    """
+
+    models: tuple[TimeModel, ...]
+    bounds: Bounds
+    blocks: tuple[Block, ...] = field(default=(), repr=False)
+    least: int = 1
+    calm: int = 0
+    is_refined: bool = False
+
+    def with_block(self, block: Block) -> Watch:
+        """One more block has been measured."""
+        rests = self.calm + 1 >= PATIENCE * self.least and self.least > 1
+        return replace(
+            self,
+            blocks=(*self.blocks[1 - MOST_BLOCKS :], block),
+            least=self.least // 2 if rests else self.least,
+            calm=0 if rests else self.calm + 1,
+        )
+
+    def after(self, finding: Finding) -> Watch:
+        """The plan was changed: what came before the blocks that spoke for it is over."""
+        return replace(
+            self,
+            blocks=self.blocks[-finding.blocks :],
+            least=2 * self.least,
+            calm=0,
+            is_refined=True,
+        )
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough has been measured, since a few blocks, for the one refinement of the warm-up's plan."""
+        blocks = len(self.blocks)
+        before = blocks - BLOCKS_TO_DECIDE
+        return (
+            not self.is_refined
+            and blocks > 0
+            and self.error(blocks) <= WANTED_ERROR
+            and (before < 1 or self.error(before) > WANTED_ERROR)
+        )
+
+    @cached_property
+    def noise(self) -> float:
+        """Standard deviation of a single step, as a share of its seconds."""
+        return max(LEAST_NOISE, median(block.noise for block in self.blocks[-LONG_WINDOW:]))
+
+    def ratios(
+        self, rank: int, rows: Sequence[int], seconds: Sequence[float]
+    ) -> NDArray[np.float64]:
+        """Measured over modelled seconds of a rank's steps; NaN where it had no rows."""
+        modelled = self.models[rank].seconds(rows)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios: NDArray[np.float64] = np.asarray(seconds) / modelled
+        ratios[np.asarray(rows) == 0] = np.nan
+        return ratios
+
+    def error(self, blocks: int) -> float:
+        """Standard error of the ratio of two ranks' times in a window."""
+        return sqrt(2) * MEDIAN_TO_MEAN_ERROR * self.noise / sqrt(BLOCK_STEPS * blocks)
+
+    def search(self, current: Sequence[int], *, every_window: bool = True) -> Finding | None:
+        """The split that the most convincing window speaks for, or None: the plan stays.
+
+        Without ``every_window`` the longer a window is, the more rarely it is looked at.
+        """
+        if len(self.blocks) < self.least:
+            return None
+        return _Search(self, tuple(current), every_window).best()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that `from_dict` reads; the models are kept elsewhere."""
+        return {
+            "bounds": [*map(list, astuple(self.bounds)[:2]), self.bounds.granularity],
+            "blocks": [list(astuple(block)) for block in self.blocks],
+            "least": self.least,
+            "calm": self.calm,
+            "is_refined": int(self.is_refined),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], models: tuple[TimeModel, ...]) -> Watch:
+        """The watch whose `to_dict` gave ``values``."""
+        lower, upper, granularity = values["bounds"]
+        return cls(
+            models=models,
+            bounds=Bounds(tuple(lower), tuple(upper), granularity),
+            blocks=tuple(Block(tuple(scales), *rest) for scales, *rest in values["blocks"]),
+            least=values["least"],
+            calm=values["calm"],
+            is_refined=bool(values["is_refined"]),
+        )
+
+
+@dataclass(frozen=True)
+class _Regime:
+    """Blocks in which the ranks were about as fast: their share of a window, and their mean scales."""
+
+    share: float
+    scales: NDArray[np.float64]
+
+
+class _Search:
+    def __init__(self, watch: Watch, current: tuple[int, ...], every_window: bool) -> None:
+        self._watch = watch
+        self._current = current
+        self._newest_first = np.asarray([block.scales for block in watch.blocks])[::-1]
+        self._seconds = self._modelled(current)
+        self._every_window = every_window
+        self._alarm = NormalDist().inv_cdf(1 - FALSE_ALARM / len(current))
+
+    def best(self) -> Finding | None:
+        found = [finding for blocks in self._windows() if (finding := self._in_window(blocks))]
+        if not found and self._watch.is_due:
+            refinement = self._best_split(len(self._newest_first))
+            return refinement if refinement.sure_gain > GAIN_OF_REFINEMENT else None
+        return max(found, key=lambda each: each.gain / self._watch.error(each.blocks), default=None)
+
+    def _windows(self) -> Iterator[int]:
+        """The last blocks, half as many more each time, and all."""
+        blocks, most = self._watch.least, len(self._newest_first)
+        while blocks < most:
+            if self._every_window or self._watch.calm % max(1, blocks // 4) == 0:
+                yield blocks
+            blocks += max(1, blocks // 2)
+        if self._every_window or self._watch.calm % max(1, most // 4) == 0:
+            yield most
+
+    def _in_window(self, blocks: int) -> Finding | None:
+        least = LEAST_GAIN if blocks >= LONG_WINDOW else LEAST_QUICK_GAIN
+        needed = max(least, self._alarm * self._watch.error(blocks))
+        if not self._may_gain(blocks, needed):
+            return None
+        finding = self._best_split(blocks)
+        return finding if finding.gain > needed and finding.sure_gain > 0 else None
+
+    def _may_gain(self, blocks: int, least: float) -> bool:
+        """Whether some split could be faster by more than ``least``; a quick look before the search."""
+        scales = self._newest_first[:blocks]
+        allowed = float((scales * self._seconds).max(axis=1).mean()) / (1 + least)
+        bounds = self._watch.bounds
+        return can_be_done(
+            self._scaled(scales.mean(axis=0)),
+            sum(self._current),
+            allowed,
+            lower=bounds.lower,
+            upper=bounds.upper,
+        )
+
+    def _best_split(self, blocks: int) -> Finding:
+        window = self._newest_first[:blocks]
+        scales = window.mean(axis=0)
+        regimes = self._regimes(window)
+        typical = [scales, *(regime.scales for regime in regimes if regime.share < 1)]
+        costs = {
+            split: _mean_step(self._modelled(split), regimes)
+            for split in map(self._optimum, typical)
+        }
+        split = min(costs, key=lambda each: (costs[each], each))
+        return Finding(
+            batch_sizes=split,
+            gain=_mean_step(self._seconds, regimes) / costs[split] - 1,
+            sure_gain=_mean_step(self._seconds, regimes)
+            / _mean_step(self._at_worst(split), regimes)
+            - 1,
+            blocks=blocks,
+            scales=tuple((scales / np.median(scales)).tolist()),
+        )
+
+    def _regimes(self, window: NDArray[np.float64]) -> list[_Regime]:
+        """One, or two where a rank's speed changes more between blocks than noise explains."""
+        logs = np.log(window)
+        changeable = logs[:, logs.var(axis=0).argmax()]
+        explained = (SEPARATION * self._watch.error(1)) ** 2
+        is_slow = changeable > changeable.mean()
+        if changeable.var() <= explained or is_slow.all():
+            return [_Regime(1.0, window.mean(axis=0))]
+        return [
+            _Regime(float(chosen.mean()), window[chosen].mean(axis=0))
+            for chosen in (is_slow, ~is_slow)
+        ]
+
+    def _modelled(self, split: Sequence[int]) -> NDArray[np.float64]:
+        models = self._watch.models
+        return np.asarray(
+            [float(model.seconds(rows)) for model, rows in zip(models, split, strict=True)]
+        )
+
+    def _scaled(self, scales: NDArray[np.float64]) -> list[TimeModel]:
+        models = self._watch.models
+        return [scaled(model, scale) for model, scale in zip(models, scales.tolist(), strict=True)]
+
+    def _at_worst(self, split: Sequence[int]) -> NDArray[np.float64]:
+        rows, before = np.asarray(split), np.maximum(self._current, 1)
+        in_proportion = np.where(rows > before, self._seconds * rows / before, 0.0)
+        return np.maximum(self._modelled(split), in_proportion)
+
+    def _optimum(self, scales: NDArray[np.float64]) -> tuple[int, ...]:
+        bounds = self._watch.bounds
+        split: NDArray[np.int64] = allocate(
+            [
+                scaled(model, float(scale))
+                for model, scale in zip(self._watch.models, scales, strict=True)
+            ],
+            sum(self._current),
+            lower=bounds.lower,
+            upper=bounds.upper,
+            granularity=bounds.granularity,
+            prefer=self._current,
+        )
+        return tuple(split.tolist())
+
+
+def _mean_step(seconds: NDArray[np.float64], regimes: Sequence[_Regime]) -> float:
+    return sum(regime.share * float((regime.scales * seconds).max()) for regime in regimes)
