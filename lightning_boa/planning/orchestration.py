@@ -37,6 +37,7 @@ from lightning_boa.planning.rounds import (
 )
 from lightning_boa.planning.schedule import Schedule
 from lightning_boa.planning.time_models import TimeModel, scaled
+from lightning_boa.planning.varying import as_usual_steps, usual_rows
 from lightning_boa.planning.watching import BLOCK_STEPS, Block, Bounds, Watch
 
 FIRST_SETTLING_STEPS = 2
@@ -60,7 +61,8 @@ class OrchestrationSettings:
 
     ``warmup`` is ``"auto"`` (it ends when the fits are good, at the latest with an epoch) or a
     number of steps. ``rebalance`` tells whether the plan may change after it: ``"auto"`` at any
-    step, ``"epoch"`` at an epoch's end, ``"off"`` never.
+    step, ``"epoch"`` at an epoch's end, ``"off"`` never. ``varying`` tells that steps may have any
+    number of rows; a global batch of one row per rank then means that nothing is known of them.
     """
 
     world_size: int
@@ -70,6 +72,7 @@ class OrchestrationSettings:
     granularity: int = 1
     warmup: int | Literal["auto"] = "auto"
     rebalance: Literal["auto", "epoch", "off"] = "auto"
+    varying: bool = False
 
     def __post_init__(self) -> None:
         positive_integer("world_size", self.world_size)
@@ -107,12 +110,34 @@ class OrchestrationSettings:
             "granularity": self.granularity,
             "warmup": self.warmup,
             "rebalance": self.rebalance,
+            "varying": int(self.varying),
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OrchestrationSettings:
         """The settings whose `to_dict` gave ``values``."""
-        return cls(**{**values, "lower": tuple(values["lower"]), "upper": tuple(values["upper"])})
+        return cls(
+            **{
+                **values,
+                "lower": tuple(values["lower"]),
+                "upper": tuple(values["upper"]),
+                "varying": bool(values.get("varying", False)),
+            }
+        )
+
+    @property
+    def has_unknown_rows(self) -> bool:
+        """Whether nothing is known of the rows of a step."""
+        return self.varying and self.global_batch_size == self.world_size
+
+    def for_rows(self, global_batch_size: int) -> OrchestrationSettings:
+        """The same for another global batch, without bounds."""
+        return replace(
+            self,
+            global_batch_size=global_batch_size,
+            lower=(1,) * self.world_size,
+            upper=(global_batch_size,) * self.world_size,
+        )
 
 
 @dataclass(frozen=True)
@@ -172,9 +197,17 @@ class Orchestration:
 
     @property
     def counted_records(self) -> tuple[StepRecord, ...]:
-        """The records without settling steps."""
+        """The records without settling steps, of full steps only, or told as if all steps were usual ones."""
         first, later = _settling(self.settings)
-        return counted(self.records, first_settling=first, settling=later)
+        return counted(self._usual_records, first_settling=first, settling=later)
+
+    @property
+    def _usual_records(self) -> tuple[StepRecord, ...]:
+        rows = self.settings.global_batch_size
+        full = tuple(record for record in self.records if record.step_rows == rows)
+        if not self.settings.varying or 2 * len(full) >= len(self.records):
+            return full
+        return as_usual_steps(self.records, self.schedule.plan_at, rows)
 
     @property
     def fits(self) -> tuple[TimeFit | None, ...]:
@@ -231,7 +264,8 @@ class Orchestration:
         full = tuple(
             r
             for r in records
-            if r.step >= self.first_step and r.step_rows == self.settings.global_batch_size
+            if r.step >= self.first_step
+            and (self.settings.varying or r.step_rows == self.settings.global_batch_size)
         )
         grown = replace(
             self,
@@ -331,6 +365,8 @@ class Orchestration:
         return replace(self, phase="planned", exchange_after=None, watch=None, reason=reason)
 
     def _after_round(self, first_free_step: int, *, closing: bool) -> Orchestration:
+        if self.settings.has_unknown_rows and self.records:
+            return self._with_usual_rows(first_free_step)
         exchanges = self.exchanges + (not closing)
         last = self._last_warmup_step
         at_end = last is not None and self.exchange_after == last
@@ -367,6 +403,16 @@ class Orchestration:
             exchange_after=self._end_of_round(first_free_step, self.round + 1),
             reason=decision.reason,
         )
+
+    def _with_usual_rows(self, first_free_step: int) -> Orchestration:
+        """The same proportions, in the rows that a step usually has."""
+        if first_free_step <= self.schedule.entries[-1][0]:
+            return replace(self, exchange_after=first_free_step)
+        rows = max(usual_rows(self.records), self.settings.world_size + 1)
+        settings = self.settings.for_rows(rows)
+        equal = BatchPlan(settings.equal_batch_sizes)
+        told = replace(self, settings=settings, schedule=self.schedule.then(first_free_step, equal))
+        return told._after_round(first_free_step + 1, closing=False)
 
     def _is_too_coarse(self, decision: Decision) -> bool:
         return decision.resolution > WANTED_RESOLUTION and self.prolongations < MOST_PROLONGATIONS
@@ -543,11 +589,14 @@ class Orchestration:
         """Go on with a checkpoint's plan where ranks, batch and bounds fit; else begin anew."""
         old = cls.from_dict(state_dict)
         sizes = old.plan.batch_sizes
+        if settings.has_unknown_rows and old.settings.varying:
+            settings = settings.for_rows(old.settings.global_batch_size)
         fits = (
             old.phase == "planned"
             and old.settings.world_size == settings.world_size
             and old.settings.global_batch_size == settings.global_batch_size
             and old.settings.granularity == settings.granularity
+            and old.settings.varying == settings.varying
             and all(
                 low <= size <= high
                 for low, size, high in zip(settings.lower, sizes, settings.upper, strict=True)
@@ -559,6 +608,7 @@ class Orchestration:
             old,
             settings=settings,
             first_step=min(old.first_step, first_step),
+            records=old._usual_records,
             schedule=Schedule.starting_with(old.plan, first_step),
             exchange_after=None,
         )

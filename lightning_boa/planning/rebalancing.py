@@ -11,7 +11,7 @@ from typing import Any
 class Rebalancing:
     """A new plan that took effect at ``step``.
 
-    ``scales`` is what was seen: each rank's time against its model, the median rank being 1. ``expected_gain`` is the
+    ``scales`` is what was seen: each rank's time against its model, the (lower) median rank being 1. ``expected_gain`` is the
     relative gain in steps per second that was expected, ``seconds_before`` and ``seconds_after`` the measured seconds
     of a step under the old plan, once the devices had changed, and under the new one (None until measured).
     """
@@ -35,14 +35,13 @@ class Rebalancing:
         slowest = max(range(len(self.scales)), key=self.scales.__getitem__)
         fastest = min(range(len(self.scales)), key=self.scales.__getitem__)
         slower, faster = self.scales[slowest], 1 / self.scales[fastest]
-        what = (
-            f"rank {slowest} takes {slower:.2f} times as long as its first measurement says"
-            if slower >= faster
-            else f"rank {fastest} is {faster:.2f} times as fast as its first measurement says"
-        )
-        return (
-            f"{what}, beside the others; a step is predicted to be {self.expected_gain:.0%} faster"
-        )
+        if slower * faster - 1 < self.expected_gain:
+            what = "all ranks are about as fast as their first measurements say again"
+        elif slower >= faster:
+            what = f"rank {slowest} takes {slower:.2f} times as long as its first measurement says, beside the others"
+        else:
+            what = f"rank {fastest} is {faster:.2f} times as fast as its first measurement says, beside the others"
+        return f"{what}; a step is predicted to be {self.expected_gain:.0%} faster"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""

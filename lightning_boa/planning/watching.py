@@ -86,7 +86,7 @@ class Finding:
     """Another split that the last ``blocks`` blocks speak for, and the relative gain expected of it.
 
     ``sure_gain`` is what remains of it if more rows take in proportion longer, whatever the models say. ``scales`` says
-    how the ranks' times relate to their models in these blocks, the median rank being 1.
+    how the ranks' times relate to their models in these blocks, the (lower) median rank being 1.
     """
 
     batch_sizes: tuple[int, ...]
@@ -277,7 +277,7 @@ class _Search:
             / _mean_step(self._at_worst(split), regimes)
             - 1,
             blocks=blocks,
-            scales=tuple((scales / np.median(scales)).tolist()),
+            scales=tuple((scales / np.quantile(scales, 0.5, method="lower")).tolist()),
         )
 
     def _regimes(self, window: NDArray[np.float64]) -> list[_Regime]:

@@ -193,6 +193,7 @@ class BoaOptions:
         *,
         unit: int = 1,
         refuses_single_rows: bool = False,
+        varying: bool = False,
     ) -> OrchestrationSettings:
         """What the planning loop has to know.
 
@@ -200,6 +201,7 @@ class BoaOptions:
             unit: rows that cannot be divided, because several loaders are split in the same proportion.
             refuses_single_rows: the model has layers (BatchNorm) that refuse one row; where the global batch permits it
                 no rank gets fewer than two.
+            varying: steps may have any number of rows.
 
         Raises:
             PlanError: bounds that no plan can satisfy.
@@ -231,6 +233,7 @@ class BoaOptions:
             granularity=granularity,
             warmup=self.warmup if self.warmup != 0 else "auto",
             rebalance=self.rebalance,
+            varying=varying,
         )
 
 

@@ -10,6 +10,7 @@ from lightning_boa.errors import OptionError, UnsupportedError
 from lightning_boa.planning import (
     BatchPlan,
     Orchestration,
+    OrchestrationSettings,
     Schedule,
     equal_split,
 )
@@ -42,6 +43,8 @@ class StepPlans:
         self.fixed_reason = ""
         self._restart: Restart | None = None
         self._made_for: Mapping[str, Any] = {}
+        self._settings: OrchestrationSettings | None = None
+        self._has_begun = False
 
     @property
     def schedule(self) -> Schedule | None:
@@ -56,12 +59,14 @@ class StepPlans:
     @property
     def permits_empty_ranks(self) -> bool:
         """Whether a rank may have no rows in a full step."""
-        least = self._settings.lower if self.latest is None else self.latest.batch_sizes
-        return 0 in least or (self.fixed is None and 0 in self._settings.lower)
+        lower = () if self._settings is None else self._settings.lower
+        least = lower if self.latest is None else self.latest.batch_sizes
+        return 0 in least or (self.fixed is None and 0 in lower)
 
     def begin_fit(self) -> None:
         """A training begins: nothing of an earlier checkpoint holds, nor the rows of earlier loaders."""
         self._restart = None
+        self._has_begun = False
         self.rows_of_loaders = ()
         self.batches_per_step = None
 
@@ -113,17 +118,20 @@ class StepPlans:
         *,
         unit: int = 1,
         refuses_single_rows: bool = False,
+        varying: bool = False,
     ) -> None:
-        """Fix the plan that the options give, or begin anew with a plan made for other rows.
+        """Fix the plan that the options give, or begin anew with a plan made for other rows or bounds.
 
         Raises:
             OptionError, PlanError: rows or bounds that no plan can satisfy.
         """
+        before = self._settings
         self._settings = self.options.settings(
             ranks,
             global_batch_size,
             unit=unit,
             refuses_single_rows=refuses_single_rows,
+            varying=varying,
         )
         plan = self.options.plan(ranks, global_batch_size, unit=unit)
         if is_switched_off():
@@ -138,12 +146,11 @@ class StepPlans:
             )
             return
         self.fixed = None
-        present = self.latest
-        if present is not None and present.global_batch_size != global_batch_size:
+        if self._has_begun and (self.orchestration is None or before != self._settings):
             if self.options.warmup == 0:
                 raise OptionError(
-                    f"profile: expected the same global batch throughout, since warmup=0 leaves no step to measure in,"
-                    f" got {global_batch_size} rows after {present.global_batch_size}. Leave warmup out."
+                    "profile: expected the same rows of a step throughout, since warmup=0 leaves no step to measure in,"
+                    f" got new training loaders with {global_batch_size} rows. Leave warmup out."
                 )
             self.orchestration = Orchestration.begin(self._settings, first_step)
 
@@ -182,8 +189,10 @@ class StepPlans:
         elif self._restart is not None:
             known, known_for = self._restart.orchestration, self._restart.made_for
         self._made_for = made_for
+        self._has_begun = True
         if self.fixed is not None:
             return
+        assert self._settings is not None
         if known is None or known_for != made_for:
             self.orchestration = Orchestration.begin(self._settings, first_step)
         else:

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from lightning_boa.data import RowSource, Source
+from lightning_boa.data import BatchSource, RowSource, Source
 from lightning_boa.errors import LoaderError, OptionError
 from lightning_boa.planning import BatchPlan, equal_split
 from lightning_boa.strategies.step_plans import StepPlans
 
 OWN_BATCHES = "each rank trains on the batches of its own loader, weighted by their rows"
-NO_USUAL_SIZE = (
-    "the batch sampler says no usual size of its batches (batch_size), so the proportions stay as they are; give"
-    " batch_sizes=[…] for others"
-)
+PROPORTIONS = "fixed proportions"
 
 
 @dataclass(frozen=True)
@@ -157,14 +154,16 @@ class TrainingLoaders:
             return
         elif first.usual_rows is None:
             self._plans.options.refuse_bounds("batches of any size")
-            self._plans.keep(self._plans.given(self._ranks, None), NO_USUAL_SIZE)
-            return
+            if self._plans.options.batch_sizes is not None:
+                self._plans.keep(self._plans.given(self._ranks, None), PROPORTIONS)
+                return
         self._plans.use(
             self.global_batch_size,
             self._ranks,
             first_step,
             unit=self.unit,
             refuses_single_rows=refuses_single_rows,
+            varying=isinstance(first.source, BatchSource),
         )
         if self.is_stream and self._plans.permits_empty_ranks:
             raise OptionError(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+from torch.utils.data import DataLoader
 
 from lightning_boa import BoaStrategy, EmulatedCluster
 from lightning_boa.planning import LinearTime, Orchestration, plan_batches
 from lightning_boa.profiling import HostTimeline, MemoryProfile, StepClock
 from tests.processes.ranks import run_ranks
 from tests.processes.training import (
+    NumberedRows,
     Outcome,
     Regression,
     Training,
@@ -37,6 +40,7 @@ CLUSTERS = {
 AVAILABLE_BYTES = (400, 10_000, 10_000)
 ROWS_THAT_FIT = (26, ROWS, ROWS)
 WITH_WORKERS = "three kinds"
+ANY_SIZE = "batches of any size"
 
 
 class VirtualTime:
@@ -75,37 +79,47 @@ class InVirtualTime(BoaStrategy):
         return AVAILABLE_BYTES[self.global_rank]
 
 
+def batch_lists() -> list[list[int]]:
+    """120 lists of 5 to 33 rows, one after the other."""
+    sizes = [5 + 7 * (number % 5) + 11 * number % 3 for number in range(120)]
+    ends = list(accumulate(sizes, initial=0))
+    return [list(range(start, end)) for start, end in pairwise(ends)]
+
+
 def train(rank: int) -> dict[tuple[str, int], tuple[Outcome, Orchestration, tuple[str, ...]]]:
     found = {}
     for name, workers in [*((name, 0) for name in CLUSTERS), (WITH_WORKERS, 1)]:
-        models = CLUSTERS[name]
-        virtual = VirtualTime()
-        quiet()
-        pl.seed_everything(TRAINING.seed)
-        strategy = InVirtualTime(global_batch_size=ROWS)
-        strategy.time = virtual
-        strategy.limited = name == "little memory"
-        cluster = EmulatedCluster(
-            [model.seconds_per_sample for model in models],
-            [model.overhead for model in models],
-            [model.floor for model in models],
-            names=["one", "two", "three"],
-            clock=virtual,
-            sleep=virtual.sleep,
-            work_clock=lambda: 0.0,
-        )
-        options = {**trainer_options(TRAINING), "callbacks": [cluster]}
-        trainer = pl.Trainer(strategy=strategy, devices=RANKS, **options)
-        module = Regression()
         training = Training(**{**vars(TRAINING), "workers": workers})
-        trainer.fit(module, loaders(training, 1)[0])
-        assert strategy.orchestration is not None
-        found[name, workers] = (
-            outcome(trainer, module),
-            strategy.orchestration,
-            strategy.device_names,
-        )
+        loader = loaders(training, 1)[0]
+        found[name, workers] = fit(name, loader, global_batch_size=ROWS)
+    lists = DataLoader(NumberedRows(sum(map(len, batch_lists()))), batch_sampler=batch_lists())
+    found[ANY_SIZE, 0] = fit("three kinds", lists)
     return found
+
+
+def fit(name: str, loader: Any, **options: Any) -> tuple[Outcome, Orchestration, tuple[str, ...]]:
+    models = CLUSTERS[name]
+    virtual = VirtualTime()
+    quiet()
+    pl.seed_everything(TRAINING.seed)
+    strategy = InVirtualTime(**options)
+    strategy.time = virtual
+    strategy.limited = name == "little memory"
+    cluster = EmulatedCluster(
+        [model.seconds_per_sample for model in models],
+        [model.overhead for model in models],
+        [model.floor for model in models],
+        names=["one", "two", "three"],
+        clock=virtual,
+        sleep=virtual.sleep,
+        work_clock=lambda: 0.0,
+    )
+    flags = {**trainer_options(TRAINING), "callbacks": [cluster]}
+    trainer = pl.Trainer(strategy=strategy, devices=RANKS, **flags)
+    module = Regression()
+    trainer.fit(module, loader)
+    assert strategy.orchestration is not None
+    return outcome(trainer, module), strategy.orchestration, strategy.device_names
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +176,26 @@ def test_equal_devices_keep_the_equal_split(found: Any) -> None:
     outcome, orchestration, _ = found[0]["equal", 0]
     assert outcome.plan == (20, 20, 20)
     assert len(orchestration.schedule.entries) <= 2
+
+
+def test_batches_of_any_size_are_measured_and_learned_from_exactly(found: Any) -> None:
+    lists = batch_lists()
+    steps = [[row for each in lists[n : n + RANKS] for row in each] for n in range(0, 120, RANKS)]
+    together = [by_rank[ANY_SIZE, 0][0] for by_rank in found]
+    assert rows_of_steps(together) == steps
+    assert together[0].plan == together[1].plan == together[2].plan
+
+    models = CLUSTERS["three kinds"]
+    last = [len(each.seen[-1]) for each in together]
+    optimum = plan_batches(models, sum(last)).step_seconds
+    assert optimum is not None
+    seconds = [float(m.seconds(rows)) for m, rows in zip(models, last, strict=True)]
+    assert max(seconds) <= 1.06 * optimum
+
+    quiet()
+    pl.seed_everything(TRAINING.seed)
+    alone = Regression()
+    trainer = pl.Trainer(devices=1, **trainer_options(TRAINING))
+    trainer.fit(alone, DataLoader(NumberedRows(sum(map(len, lists))), batch_sampler=steps))
+    for each in together:
+        assert relative_error(each.weights, outcome(trainer, alone).weights) < 1e-10

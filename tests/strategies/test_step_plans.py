@@ -160,15 +160,37 @@ def test_bounds_are_refused_for_batches_of_any_size() -> None:
         loaders.close(0, refuses_single_rows=False, weighs_rows=False)
 
 
-def test_batches_without_a_usual_size_keep_proportions() -> None:
-    for sizes, expected in ((None, (1, 1)), ((3, 1), (3, 1))):
+def test_batches_without_a_usual_size_are_split_in_proportion() -> None:
+    for sizes, expected, split in ((None, (1, 1), (4, 3)), ((3, 1), (3, 1), (5, 2))):
         plans = StepPlans(BoaOptions(batch_sizes=sizes))
         loaders = TrainingLoaders(plans, 2)
         loaders.add(2, source_of(DataLoader(range(4), batch_sampler=[[0], [1, 2]])))  # type: ignore[arg-type]
         loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+        plans.begin({}, 0)
         assert plans.latest is not None
         assert plans.latest.batch_sizes == expected
-        assert sum(loaders.rows_of(0, 0, 7)) == 7
+        assert (plans.orchestration is None) == (sizes is not None)
+        assert tuple(loaders.rows_of(0, 0, 7)) == split
+
+
+def test_new_loaders_with_other_rows_or_bounds_are_measured_anew() -> None:
+    plans = StepPlans(BoaOptions())
+    loaders = TrainingLoaders(plans, 2)
+    loaders.add(12, source(48, 6))
+    loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+    plans.begin({}, 0)
+    assert plans.orchestration is not None
+    plans.orchestration = plans.orchestration.keep_split("as measured")
+
+    loaders.add(12, source(48, 6))
+    loaders.close(4, refuses_single_rows=False, weighs_rows=False)
+    assert plans.orchestration.phase == "planned"
+
+    loaders.add(8, source(48, 4))
+    loaders.add(4, source(24, 2))
+    loaders.close(8, refuses_single_rows=False, weighs_rows=True)
+    assert plans.orchestration.phase == "warmup"
+    assert plans.orchestration.settings.granularity == 3
 
 
 def test_a_new_set_of_loaders_begins_after_the_last_one_is_settled() -> None:
