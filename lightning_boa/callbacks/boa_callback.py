@@ -13,7 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_boa.callbacks.step_watch import StepWatch
 from lightning_boa.emulation import EmulatedClusterBehaviour
 from lightning_boa.errors import UnsupportedError
-from lightning_boa.planning import BatchPlan, Orchestration
+from lightning_boa.planning import BatchPlan, Orchestration, Schedule
 from lightning_boa.profiling import (
     BlockExchange,
     MemoryProfile,
@@ -45,6 +45,9 @@ class PlansBatches(Protocol):
     def plan(self) -> BatchPlan | None: ...
 
     @property
+    def schedule(self) -> Schedule | None: ...
+
+    @property
     def fixed_reason(self) -> str: ...
 
     @property
@@ -70,7 +73,7 @@ class PlansBatches(Protocol):
 
     def keep_profile(self, before: Orchestration, after: Orchestration) -> None: ...
 
-    def measure(self, enabled: bool) -> None: ...
+    def measure(self, enabled: bool, *, memory: bool = True) -> None: ...
 
     def begin_epoch(self) -> None: ...
 
@@ -122,13 +125,14 @@ class BoaCallbackBehaviour:
             self._do_without_measurements(strategy)
         self._watch = None
         self._measure_while_needed(strategy)
-        if orchestration is not None and strategy.orchestration is not None:
-            self._watch_from(strategy, strategy.orchestration.schedule.entries[-1][0])
+        if strategy.schedule is not None:
+            self._watch_from(strategy, strategy.schedule.entries[-1][0])
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         strategy = _strategy_of(trainer)
         _compare_new_loaders(strategy)
         strategy.begin_epoch()
+        self._stop_watching_what_is_gone(strategy)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         strategy = _strategy_of(trainer)
@@ -251,7 +255,15 @@ class BoaCallbackBehaviour:
         world_size = orchestration.settings.world_size
         exchange = BlockExchange(world_size, host_group())
         self._watch = StepWatch(step, strategy.clock.rank, exchange)
-        strategy.measure(self._watch.measures(step))
+        strategy.measure(self._watch.measures(step), memory=False)
+
+    def _stop_watching_what_is_gone(self, strategy: PlansBatches) -> None:
+        """New loaders of an epoch may begin a warm-up anew."""
+        orchestration = strategy.orchestration
+        if self._watch is not None and (orchestration is None or orchestration.watch is None):
+            self._watch.finish()
+            self._watch = None
+            self._measure_while_needed(strategy)
 
     def _look_after(
         self, watch: StepWatch, strategy: PlansBatches, orchestration: Orchestration, step: int
@@ -264,7 +276,7 @@ class BoaCallbackBehaviour:
         if is_to_change and after.settings.rebalance == "auto":
             self._rebalance(strategy)
         if strategy.clock.enabled != watch.measures(step + 1):
-            strategy.measure(watch.measures(step + 1))
+            strategy.measure(watch.measures(step + 1), memory=False)
 
     def _rebalance(self, strategy: PlansBatches) -> None:
         before = strategy.orchestration

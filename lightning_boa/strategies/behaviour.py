@@ -158,6 +158,7 @@ class BoaBehaviour(_Base):
         self.device_names: tuple[str, ...] = ()
         self.clock = StepClock(rank=0)
         self.memory: MemoryProfile | None = None
+        self._measures_memory = False
         self._seed: int | None = None
         self._loaders: TrainingLoaders | None = None
         self._samplers: list[ShareBatchSampler | RowRequests] = []
@@ -343,7 +344,7 @@ class BoaBehaviour(_Base):
         self._settle()
         self._begin_batch_end()
         self.clock.end()
-        if self.memory is not None and self.share is not None and self.clock.enabled:
+        if self.memory is not None and self.share is not None and self._measures_memory:
             self.memory.end_step(self.share.rows)
 
     @override
@@ -429,9 +430,10 @@ class BoaBehaviour(_Base):
         if self._roll_call is not None:
             self._roll_call.explain(exception, GO_ON if _is_fit(self._trainer) else "")
 
-    def measure(self, enabled: bool) -> None:
-        """Measure the steps from here on, or leave them alone."""
+    def measure(self, enabled: bool, *, memory: bool = True) -> None:
+        """Measure the steps from here on, with the memory that they take, or leave them alone."""
         self.clock.enabled = enabled
+        self._measures_memory = enabled and memory
         if enabled and self._measuring is None:
             assert self.lightning_module is not None
             self._measuring = self.lightning_module.register_forward_pre_hook(
@@ -482,7 +484,7 @@ class BoaBehaviour(_Base):
         if self._loaders.is_single:
             self._row_check(batch, share, self.global_rank)
         self.clock.begin(share.step, share.rows, share.step_rows, share.wait)
-        if self.memory is not None and self.clock.enabled:
+        if self.memory is not None and self._measures_memory:
             self.memory.begin_step()
 
     @override

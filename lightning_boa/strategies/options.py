@@ -118,7 +118,6 @@ class BoaOptions:
             ("batch_sizes", None),
             ("warmup", "auto"),
             ("global_batch_size", None),
-            ("profile", None),
         ):
             if getattr(self, name) != unset:
                 raise OptionError(
@@ -126,15 +125,20 @@ class BoaOptions:
                     f" {getattr(self, name)!r}. Only a DataLoader with a batch_size reads as many rows as a plan says,"
                     " of a map-style data set, or of an IterableDataset beside batch_sizes or a warmup of some steps."
                 )
-        self.refuse_bounds("the batches of each rank's own loader")
+        self.refuse_said_rows("the batches of each rank's own loader")
 
-    def refuse_bounds(self, batches: str) -> None:
-        """Refuse bounds that cannot be kept with such batches.
+    def refuse_said_rows(self, batches: str) -> None:
+        """Refuse what is said of the rows of a step where they are not known beforehand.
 
         Raises:
-            OptionError: the first bound that is set.
+            OptionError: the first such option that is set.
         """
-        for name, unset in (("granularity", 1), ("min_batch_size", 1), ("max_batch_size", None)):
+        for name, unset in (
+            ("granularity", 1),
+            ("min_batch_size", 1),
+            ("max_batch_size", None),
+            ("profile", None),
+        ):
             if getattr(self, name) != unset:
                 raise OptionError(
                     f"{name}: expected none with {batches}, got {getattr(self, name)!r}. Leave it out."

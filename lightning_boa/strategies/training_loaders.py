@@ -153,7 +153,7 @@ class TrainingLoaders:
             self._plans.keep(equal_split(self._ranks, first.rows), OWN_BATCHES)
             return
         elif first.usual_rows is None:
-            self._plans.options.refuse_bounds("batches of any size")
+            self._plans.options.refuse_said_rows("batches of any size")
             if self._plans.options.batch_sizes is not None:
                 self._plans.keep(self._plans.given(self._ranks, None), PROPORTIONS)
                 return

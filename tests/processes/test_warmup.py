@@ -41,6 +41,7 @@ AVAILABLE_BYTES = (400, 10_000, 10_000)
 ROWS_THAT_FIT = (26, ROWS, ROWS)
 WITH_WORKERS = "three kinds"
 ANY_SIZE = "batches of any size"
+RELOADED = "other batches from the second epoch on"
 
 
 class VirtualTime:
@@ -94,10 +95,22 @@ def train(rank: int) -> dict[tuple[str, int], tuple[Outcome, Orchestration, tupl
         found[name, workers] = fit(name, loader, global_batch_size=ROWS)
     lists = DataLoader(NumberedRows(sum(map(len, batch_lists()))), batch_sampler=batch_lists())
     found[ANY_SIZE, 0] = fit("three kinds", lists)
+    found[RELOADED, 0] = fit("three kinds", ReloadedRows(), epochs=3)
     return found
 
 
-def fit(name: str, loader: Any, **options: Any) -> tuple[Outcome, Orchestration, tuple[str, ...]]:
+class ReloadedRows(pl.LightningDataModule):
+    """Batches of 20 rows in the first epoch, of 11 later."""
+
+    def train_dataloader(self) -> Any:
+        assert self.trainer is not None
+        rows = 11 if self.trainer.current_epoch else 20
+        return DataLoader(NumberedRows(40 * 3 * rows), batch_size=rows, shuffle=True)
+
+
+def fit(
+    name: str, data: Any, *, epochs: int = 1, **options: Any
+) -> tuple[Outcome, Orchestration, tuple[str, ...]]:
     models = CLUSTERS[name]
     virtual = VirtualTime()
     quiet()
@@ -114,10 +127,12 @@ def fit(name: str, loader: Any, **options: Any) -> tuple[Outcome, Orchestration,
         sleep=virtual.sleep,
         work_clock=lambda: 0.0,
     )
-    flags = {**trainer_options(TRAINING), "callbacks": [cluster]}
-    trainer = pl.Trainer(strategy=strategy, devices=RANKS, **flags)
-    module = Regression()
-    trainer.fit(module, loader)
+    flags = {**trainer_options(TRAINING), "max_epochs": epochs, "callbacks": [cluster]}
+    trainer = pl.Trainer(
+        strategy=strategy, devices=RANKS, reload_dataloaders_every_n_epochs=1, **flags
+    )
+    module = Regression(schedules=epochs == 1)
+    trainer.fit(module, data)
     assert strategy.orchestration is not None
     return outcome(trainer, module), strategy.orchestration, strategy.device_names
 
@@ -199,3 +214,20 @@ def test_batches_of_any_size_are_measured_and_learned_from_exactly(found: Any) -
     trainer.fit(alone, DataLoader(NumberedRows(sum(map(len, lists))), batch_sampler=steps))
     for each in together:
         assert relative_error(each.weights, outcome(trainer, alone).weights) < 1e-10
+
+
+def test_other_batches_of_a_later_epoch_are_measured_anew(found: Any) -> None:
+    outcome, orchestration, _ = found[0][RELOADED, 0]
+    assert outcome.steps == 120
+    assert sum(outcome.plan) == 33
+    assert orchestration.first_step == 40
+    models = CLUSTERS["three kinds"]
+    optimum = plan_batches(models, 33).step_seconds
+    assert optimum is not None
+    seconds = [float(model.seconds(rows)) for model, rows in zip(models, outcome.plan, strict=True)]
+    assert max(seconds) <= 1.03 * optimum
+    assert orchestration.watch is not None
+    steps = rows_of_steps([by_rank[RELOADED, 0][0] for by_rank in found])
+    for epoch, rows in ((0, 2400), (1, 1320), (2, 1320)):
+        seen = [row for step in steps[40 * epoch : 40 * epoch + 40] for row in step]
+        assert sorted(seen) == list(range(rows))

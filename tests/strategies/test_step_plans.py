@@ -153,10 +153,12 @@ def test_options_that_mean_nothing_for_own_batches_are_refused(options: dict[str
         loaders.add_stream(8, None, by_plan=False)
 
 
-def test_bounds_are_refused_for_batches_of_any_size() -> None:
-    loaders = TrainingLoaders(StepPlans(BoaOptions(max_batch_size=2)), 2)
+@pytest.mark.parametrize("option", [{"max_batch_size": 2}, {"profile": "p.json"}])
+def test_bounds_are_refused_for_batches_of_any_size(option: dict[str, Any]) -> None:
+    loaders = TrainingLoaders(StepPlans(BoaOptions(**option)), 2)
     loaders.add(2, source_of(DataLoader(range(4), batch_sampler=[[0], [1, 2]])))  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="max_batch_size: expected none with batches of any size"):
+    (name,) = option
+    with pytest.raises(OptionError, match=f"{name}: expected none with batches of any size"):
         loaders.close(0, refuses_single_rows=False, weighs_rows=False)
 
 
