@@ -68,12 +68,15 @@ class EmulatedClusterBehaviour:
         overhead: seconds per step whatever its rows, a number or one value per rank.
         floor: least seconds of a step (latency), a number or one value per rank.
         names: what the devices are called in tables and pictures, one per rank.
+        throttle: {rank: {step: factor}}: from this training step on the rank's step lasts `factor` times as long, until
+            another factor follows (1.0: as fast as before). Steps are batches, counted since training began.
         clock: seconds, increasing; a test may inject its own.
         sleep: waits for some seconds; a test may inject its own.
         work_clock: processor seconds of this thread; a test may inject its own.
 
     Raises:
-        OptionError: a negative or non-finite time, or lists of different lengths.
+        OptionError: a negative or non-finite time, lists of different lengths, a throttled rank or step that does not
+            exist, a factor that is not above 0.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class EmulatedClusterBehaviour:
         overhead: float | Sequence[float] = 0.0,
         floor: float | Sequence[float] = 0.0,
         names: Sequence[str] | None = None,
+        throttle: Mapping[int, Mapping[int, float]] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
         work_clock: Callable[[], float] = time.thread_time,
@@ -101,6 +105,7 @@ class EmulatedClusterBehaviour:
             raise OptionError(
                 f"names: expected one name for each of the {ranks} values of seconds_per_sample, got {names!r}."
             )
+        self.throttle = _throttle(throttle or {}, ranks)
         self._stopwatch = Stopwatch(clock, sleep)
         self._work_clock = work_clock
         self._handles: list[Any] = []
@@ -114,10 +119,11 @@ class EmulatedClusterBehaviour:
         self._backwards_seen = 0
         self._backwards_expected = 1
 
-    def step_seconds(self, rank: int, rows: int) -> float:
-        """Seconds that `rank`'s training step of `rows` rows lasts."""
+    def step_seconds(self, rank: int, rows: int, step: int = 0) -> float:
+        """Seconds that `rank`'s training step of `rows` rows lasts, as the batch number `step` since training began."""
         lasting = self.overhead[rank] + rows * self.seconds_per_sample[rank]
-        return max(self.floor[rank], lasting)
+        begun = [factor for first, factor in self.throttle.get(rank, ()) if first <= step]
+        return max(self.floor[rank], lasting) * (begun[-1] if begun else 1.0)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         refuse_mix(self, trainer)
@@ -141,7 +147,8 @@ class EmulatedClusterBehaviour:
         self._waits_for_entry = True
         self._backwards_expected = max(1, self._backwards_seen)
         self._backwards_seen = 0
-        self._duration = self.step_seconds(self._rank, rows_of_batch(batch))
+        step = trainer.fit_loop.total_batch_idx if self.throttle else 0
+        self._duration = self.step_seconds(self._rank, rows_of_batch(batch), step)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         self._enter()
@@ -209,3 +216,22 @@ def _per_rank(name: str, value: float | Sequence[float], ranks: int) -> tuple[fl
 def _check_times(name: str, values: tuple[float, ...]) -> None:
     if not all(math.isfinite(value) and value >= 0 for value in values):
         raise OptionError(f"{name}: expected finite seconds of at least 0, got {list(values)}.")
+
+
+def _throttle(
+    throttle: Mapping[int, Mapping[int, float]], ranks: int
+) -> dict[int, tuple[tuple[int, float], ...]]:
+    """The first step and the factor of each stretch, by rank, in the order of the steps."""
+    for rank, factors in throttle.items():
+        if not (isinstance(rank, int) and 0 <= rank < ranks and isinstance(factors, Mapping)):
+            raise OptionError(
+                f"throttle: expected {{rank: {{step: factor}}}} with ranks 0 to {ranks - 1}, got {dict(throttle)!r}."
+            )
+        for step, factor in factors.items():
+            is_step = isinstance(step, int) and step >= 0
+            if not (is_step and math.isfinite(factor) and factor > 0):
+                raise OptionError(
+                    f"throttle: expected steps of at least 0 and finite factors above 0 for rank {rank}, got"
+                    f" {dict(factors)!r}."
+                )
+    return {rank: tuple(sorted(factors.items())) for rank, factors in throttle.items()}

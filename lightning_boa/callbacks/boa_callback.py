@@ -291,8 +291,9 @@ class BoaCallbackBehaviour:
             check_digest(after.schedule.digest, "schedule of plans", device)
             strategy.orchestration = after
         if after.rebalancings != before.rebalancings:
+            change = after.rebalancings[-1]
             rank_zero_info(
-                f"boa: {_rows(after.plan)} rows per rank from step {after.rebalancings[-1].step} on; {after.reason}"
+                f"boa: {_rows(after.plan)} rows per rank from step {change.step} on; {change.reason}."
             )
 
     def _do_without_measurements(self, strategy: PlansBatches) -> None:

@@ -25,6 +25,7 @@ class StepWatch:
 
     def __init__(self, first_step: int, rank: int, exchange: BlockExchange) -> None:
         self._begin = first_step
+        self._measured: range | None = None
         self._rank = rank
         self._exchange = exchange
         self._wants_change = False
@@ -39,9 +40,12 @@ class StepWatch:
         self, step: int, clock: StepClock, orchestration: Orchestration
     ) -> tuple[Orchestration, bool]:
         """A step is over: the state with what has arrived, and whether the plan is to be changed now."""
-        if step - self._begin == BLOCK_STEPS:
-            self._send(clock.records(before=step), orchestration)
+        if step == self._begin + BLOCK_STEPS - 1:
+            self._measured = range(self._begin, step + 1)
             self._begin += orchestration.block_interval
+        elif self._measured is not None:
+            self._send(self._measured, clock.records(before=step), orchestration)
+            self._measured = None
         elif self._exchange.is_under_way:
             return self._received(self._exchange.receive(), orchestration)
         return orchestration, False
@@ -51,12 +55,14 @@ class StepWatch:
         if self._exchange.is_under_way:
             self._exchange.receive()
 
-    def _send(self, records: Sequence[StepRecord], orchestration: Orchestration) -> None:
+    def _send(
+        self, steps: range, records: Sequence[StepRecord], orchestration: Orchestration
+    ) -> None:
         assert orchestration.watch is not None
         ratios = np.full(BLOCK_STEPS, np.nan)
-        mine = [record for record in records if self.measures(record.step)]
+        mine = [record for record in records if record.step in steps]
         if mine:
-            ratios[[record.step - self._begin for record in mine]] = orchestration.watch.ratios(
+            ratios[[record.step - steps.start for record in mine]] = orchestration.watch.ratios(
                 self._rank, [r.rows for r in mine], [r.compute for r in mine]
             )
         self._exchange.send(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -42,10 +42,18 @@ class RealDevices:
 
 
 class EmulatedDevice:
-    """A device whose training step lasts at least max(floor, overhead + rows x seconds_per_sample) seconds."""
+    """A device whose training step lasts at least max(floor, overhead + rows x seconds_per_sample) seconds.
+
+    ``throttle`` multiplies them by a factor from a step on: {step: factor}.
+    """
 
     def __init__(
-        self, name: str, seconds_per_sample: float, overhead: float = 0.0, floor: float = 0.0
+        self,
+        name: str,
+        seconds_per_sample: float,
+        overhead: float = 0.0,
+        floor: float = 0.0,
+        throttle: Mapping[int, float] | None = None,
     ) -> None:
         self.name = str(name)
         self.seconds_per_sample = number(
@@ -53,6 +61,7 @@ class EmulatedDevice:
         )
         self.overhead = number("cluster.devices.overhead", overhead, least=0)
         self.floor = number("cluster.devices.floor", floor, least=0)
+        self.throttle = throttle
 
 
 class EmulatedDevices:
@@ -98,6 +107,11 @@ class EmulatedDevices:
                 overhead=[device.overhead for device in present],
                 floor=[device.floor for device in present],
                 names=[device.name for device in present],
+                throttle={
+                    rank: device.throttle
+                    for rank, device in enumerate(present)
+                    if device.throttle is not None
+                },
             )
         ]
 
@@ -107,6 +121,6 @@ def _device(values: dict[str, object]) -> EmulatedDevice:
         return EmulatedDevice(**values)  # type: ignore[arg-type]
     except TypeError as error:
         raise OptionError(
-            "cluster.devices: expected name, seconds_per_sample and, if wanted, overhead and floor, "
+            "cluster.devices: expected name, seconds_per_sample and, if wanted, overhead, floor and throttle, "
             f"got {values!r}."
         ) from error

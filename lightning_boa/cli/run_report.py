@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_boa.cli.framework import Trainer
 from lightning_boa.cli.step_times import METRIC
+from lightning_boa.planning import Rebalancing
 from lightning_boa.reports import PlanReport, describe_plan
 
 
@@ -16,6 +17,7 @@ class RunReport:
     strategy: str
     devices: tuple[str, ...]
     plan: PlanReport | None = None
+    rebalancings: tuple[Rebalancing, ...] = ()
     last_epoch_step_seconds: float | None = None
     test_figures: tuple[tuple[str, float], ...] = ()
 
@@ -40,6 +42,10 @@ class RunReport:
         """Plain values for report.json; seconds and shares."""
         values = asdict(self)
         values["test_figures"] = dict(self.test_figures)
+        values["rebalancings"] = [
+            {**change.to_dict(), "gain": change.gain, "reason": change.reason}
+            for change in self.rebalancings
+        ]
         if self.plan is not None:
             values["plan"]["gain"] = self.plan.gain
             values["plan"]["linear_ceiling"] = self.plan.linear_ceiling
@@ -50,11 +56,13 @@ def report_of(trainer: Trainer) -> RunReport:
     """What the trainer knows after `fit`, under any strategy."""
     strategy: Any = trainer.strategy
     seconds = trainer.callback_metrics.get(METRIC)
-    plan = getattr(strategy, "plan", None)
+    orchestration = getattr(strategy, "orchestration", None)
+    plan = getattr(strategy, "plan", None) if orchestration is None else orchestration.first_plan
     devices = tuple(getattr(strategy, "device_names", ()))
     return RunReport(
         strategy=type(strategy).__name__,
         devices=devices,
-        plan=None if plan is None else describe_plan(plan, strategy.orchestration, devices),
+        plan=None if plan is None else describe_plan(plan, orchestration, devices),
+        rebalancings=() if orchestration is None else orchestration.rebalancings,
         last_epoch_step_seconds=None if seconds is None else float(seconds),
     )

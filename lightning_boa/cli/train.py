@@ -23,7 +23,7 @@ from lightning_boa.cli.jobs import one_job, refuse_foreign_process_group
 from lightning_boa.cli.options import whole_number
 from lightning_boa.cli.run_report import RunReport, report_of
 from lightning_boa.errors import BoaError, OptionError
-from lightning_boa.reports import comparison_table, plan_table
+from lightning_boa.reports import comparison_table, plan_table, rebalancing_table
 
 USER_MISTAKE = 2
 
@@ -85,6 +85,8 @@ def _show(report: RunReport) -> None:
         if report.plan.gain is not None:
             console.print(comparison_table(report.plan))
         console.print(f"Why this plan: {report.plan.reason}.", highlight=False, soft_wrap=True)
+    if report.rebalancings:
+        console.print(rebalancing_table(report.rebalancings))
     for line in report.lines():
         console.print(line, highlight=False)
 

@@ -47,7 +47,7 @@ def allocate(
     high = np.minimum(_bound("upper", upper, workers), rows)
     check_feasible(rows, low, high, granularity)
     grid = Grid.of(rows, low, high, granularity)
-    times = _WorkerTimes(time_models)
+    times = WorkerTimes(time_models)
     seconds = _least_seconds(times, rows, grid, low, high)
     most = times.most_rows(seconds, low, high)
     wished = _equal(rows, workers) if prefer is None else _bound("prefer", prefer, workers)
@@ -64,7 +64,7 @@ def can_be_done(
 ) -> bool:
     """Whether the workers can do ``rows`` rows within ``seconds``, each at most ``upper`` of them."""
     low, high = np.asarray(lower, dtype=np.int64), np.asarray(upper, dtype=np.int64)
-    most = _WorkerTimes(time_models).most_rows(seconds, low, high)
+    most = WorkerTimes(time_models).most_rows(seconds, low, high)
     return bool(np.all(most >= low) and most.sum() >= rows)
 
 
@@ -129,7 +129,7 @@ def _quotas(shares: list[Fraction], rows: int, low: list[int], high: list[int]) 
 
 
 def _least_seconds(
-    times: _WorkerTimes,
+    times: WorkerTimes,
     rows: int,
     grid: Grid,
     low: NDArray[np.int64],
@@ -169,7 +169,7 @@ def _least_seconds(
     return float(candidates[first])
 
 
-class _WorkerTimes:
+class WorkerTimes:
     """The seconds of all workers at once: lines as arrays, other models one by one."""
 
     def __init__(self, time_models: Sequence[TimeModel]) -> None:

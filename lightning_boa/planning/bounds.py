@@ -29,11 +29,11 @@ def row_bounds(
     positive_integer("world_size", world_size)
     positive_integer("global_batch_size", global_batch_size)
     positive_integer("granularity", granularity)
-    lower = _per_rank("min_batch_size", min_batch_size, world_size)
+    lower = per_rank("min_batch_size", min_batch_size, world_size)
     upper = (
         (global_batch_size,) * world_size
         if max_batch_size is None
-        else _per_rank("max_batch_size", max_batch_size, world_size)
+        else per_rank("max_batch_size", max_batch_size, world_size)
     )
     low = np.asarray(lower, dtype=np.int64)
     high = np.asarray(upper, dtype=np.int64)
@@ -152,7 +152,8 @@ def is_count(value: object) -> TypeGuard[int]:
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 0
 
 
-def _per_rank(name: str, value: object, world_size: int) -> tuple[int, ...]:
+def per_rank(name: str, value: object, world_size: int) -> tuple[int, ...]:
+    """``value`` for each rank: a whole number >= 0 or a list of them, or OptionError naming it."""
     values = [value] * world_size if isinstance(value, Integral) else value
     if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
         raise OptionError(f"{name}: expected a number or a list with one per rank, got {value!r}")

@@ -191,6 +191,15 @@ class Orchestration:
         return self.schedule.latest
 
     @property
+    def first_plan(self) -> BatchPlan:
+        """The plan that the warm-up led to, before any change that the watch has made."""
+        if not self.rebalancings:
+            return self.plan
+        sizes = self.rebalancings[0].batch_sizes_before
+        plans = (plan for _, plan in self.schedule.entries if plan.batch_sizes == sizes)
+        return next(plans, BatchPlan(sizes))
+
+    @property
     def is_settled(self) -> bool:
         """Whether nothing is measured and the plan will not change."""
         return self.phase == "planned" and self.exchange_after is None and self.watch is None
@@ -221,10 +230,10 @@ class Orchestration:
 
     @property
     def planned_measurement(self) -> SplitMeasurement | None:
-        """What was measured under the final plan; None until a step of it has counted."""
+        """What was measured under the warm-up's plan; None until a step of it has counted."""
         if self.phase != "planned":
             return None
-        return measure_split(self.counted_records, self.plan.batch_sizes)
+        return measure_split(self.counted_records, self.first_plan.batch_sizes)
 
     @property
     def equal_step_seconds(self) -> float | None:
@@ -234,7 +243,7 @@ class Orchestration:
 
     @property
     def planned_step_seconds(self) -> float | None:
-        """Measured seconds of a step under the final plan: the greatest median period."""
+        """Measured seconds of a step under the warm-up's plan: the greatest median period."""
         measured = self.planned_measurement
         return None if measured is None else measured.step_period
 
@@ -333,7 +342,6 @@ class Orchestration:
             schedule=self._schedule_with(
                 predicted_plan(models, finding.batch_sizes), first_free_step
             ),
-            reason=decision.reason,
             watch=watch.after(finding),
             rebalancings=(*self.rebalancings, decision),
         )

@@ -11,9 +11,10 @@ from typing import Any
 class Rebalancing:
     """A new plan that took effect at ``step``.
 
-    ``scales`` is what was seen: each rank's time against its model, the (lower) median rank being 1. ``expected_gain`` is the
-    relative gain in steps per second that was expected, ``seconds_before`` and ``seconds_after`` the measured seconds
-    of a step under the old plan, once the devices had changed, and under the new one (None until measured).
+    ``scales`` is what was seen: each rank's time against its model, the (lower) median rank being 1.
+    ``expected_gain`` is the relative gain in steps per second that was expected, ``seconds_before`` and
+    ``seconds_after`` the measured seconds of a step under the old plan, once the devices had changed, and under the new
+    one (None until measured).
     """
 
     step: int
@@ -30,18 +31,21 @@ class Rebalancing:
         return None if self.seconds_after is None else self.seconds_before / self.seconds_after - 1
 
     @property
-    def reason(self) -> str:
-        """What was seen, in one sentence."""
+    def observation(self) -> str:
+        """What was seen, in a few words."""
         slowest = max(range(len(self.scales)), key=self.scales.__getitem__)
         fastest = min(range(len(self.scales)), key=self.scales.__getitem__)
         slower, faster = self.scales[slowest], 1 / self.scales[fastest]
         if slower * faster - 1 < self.expected_gain:
-            what = "all ranks are about as fast as their first measurements say again"
-        elif slower >= faster:
-            what = f"rank {slowest} takes {slower:.2f} times as long as its first measurement says, beside the others"
-        else:
-            what = f"rank {fastest} is {faster:.2f} times as fast as its first measurement says, beside the others"
-        return f"{what}; a step is predicted to be {self.expected_gain:.0%} faster"
+            return "all ranks are about as fast as their first measurements say again"
+        if slower >= faster:
+            return f"rank {slowest} takes {slower:.2f} times as long as its first measurement says, beside the others"
+        return f"rank {fastest} is {faster:.2f} times as fast as its first measurement says, beside the others"
+
+    @property
+    def reason(self) -> str:
+        """What was seen and is expected, in one sentence."""
+        return f"{self.observation}; a step is predicted to be {self.expected_gain:.0%} faster"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""

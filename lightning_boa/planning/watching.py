@@ -36,9 +36,9 @@ class Block:
     """How long the ranks took in a few steps, relative to what their time models say.
 
     ``scales`` has one factor per rank, the median over the steps; what all ranks have in common in a step (longer
-    sequences, say) is left out, so that their geometric mean is 1. ``noise`` is the standard deviation of a single step
-    as a share of its seconds. ``period`` are the seconds from one step to the next, ``loader_wait`` those spent waiting
-    for a batch, each the greatest of all ranks.
+    sequences, say) is left out, so that their geometric mean is 1; NaN for a rank without rows. ``noise`` is the
+    standard deviation of a single step as a share of its seconds. ``period`` are the seconds from one step to the next,
+    ``loader_wait`` those spent waiting for a batch, each the greatest of all ranks.
     """
 
     scales: tuple[float, ...]
@@ -48,24 +48,28 @@ class Block:
 
 
 def block_of(ratios: ArrayLike, *, period: float, loader_wait: float) -> Block | None:
-    """The block of measured over modelled seconds, ranks x steps; NaN where a rank was not measured.
+    """The block of measured over modelled seconds, ranks x steps; NaN where a rank had no rows.
 
-    None where fewer than 3 steps were measured on all ranks.
+    None where fewer than 3 steps were measured on all ranks that have rows in the block.
     """
     all_steps = np.asarray(ratios, dtype=np.float64)
     with np.errstate(invalid="ignore"):
-        whole = np.all(np.isfinite(all_steps) & (all_steps > 0), axis=0)
+        measured = np.isfinite(all_steps) & (all_steps > 0)
+    has_rows = measured.any(axis=1)
+    whole = has_rows.any() & measured[has_rows].all(axis=0)
     steps = int(whole.sum())
     if steps < LEAST_STEPS:
         return None
-    logs = np.log(all_steps[:, whole])
+    logs = np.log(all_steps[np.ix_(has_rows, whole)])
     own = logs - logs.mean(axis=0)
     medians = np.median(own, axis=1, keepdims=True)
     ranks = len(own)
     freedom = (steps - 1) / steps * max(ranks - 1, 1) / ranks
     spread = float(np.median(np.abs(own - medians)))
+    scales = np.full(len(all_steps), np.nan)
+    scales[has_rows] = np.exp(medians[:, 0] - medians.mean())
     return Block(
-        scales=tuple(np.exp(medians[:, 0] - medians.mean()).tolist()),
+        scales=tuple(scales.tolist()),
         noise=MAD_TO_DEVIATION * spread / sqrt(freedom),
         period=period,
         loader_wait=loader_wait,
@@ -126,10 +130,20 @@ class Watch:
         rests = self.calm + 1 >= PATIENCE * self.least and self.least > 1
         return replace(
             self,
-            blocks=(*self.blocks[1 - MOST_BLOCKS :], block),
+            blocks=(*self.blocks[1 - MOST_BLOCKS :], self._completed(block)),
             least=self.least // 2 if rests else self.least,
             calm=0 if rests else self.calm + 1,
         )
+
+    def _completed(self, block: Block) -> Block:
+        """A rank without rows is taken to be as fast as it was when it had some."""
+        scales = np.asarray(block.scales)
+        absent = np.isnan(scales)
+        if not absent.any():
+            return block
+        last = np.asarray(self.blocks[-1].scales) if self.blocks else np.ones(len(scales))
+        beside = np.exp(np.log(last[~absent]).mean())
+        return replace(block, scales=tuple(np.where(absent, last, beside * scales).tolist()))
 
     def after(self, finding: Finding) -> Watch:
         """The plan was changed: what came before the blocks that spoke for it is over."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.table import Table
 
+from lightning_boa.planning import Rebalancing
 from lightning_boa.reports.plan_report import PlanReport, RankReport
 
 UNKNOWN = "-"
@@ -50,6 +53,27 @@ def comparison_table(report: PlanReport) -> Table:
         factor(report.compute_gain),
         "",
     )
+    return table
+
+
+def rebalancing_table(changes: Sequence[Rebalancing]) -> Table:
+    """One line per change of the plan: first step, rows, what was seen, the step before and after it."""
+    table = _table("Changes of the plan since")
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("rows per rank", overflow="fold")
+    table.add_column("what was seen", overflow="fold")
+    for heading in ("before\n(ms)", "after\n(ms)", "gain,\nexpected", "gain,\nmeasured"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for change in changes:
+        table.add_row(
+            str(change.step),
+            " / ".join(map(str, change.batch_sizes)),
+            change.observation,
+            milliseconds(change.seconds_before),
+            milliseconds(change.seconds_after),
+            factor(1 + change.expected_gain),
+            factor(None if change.gain is None else 1 + change.gain),
+        )
     return table
 
 

@@ -26,6 +26,13 @@ def test_fewer_ranks_are_the_first_devices() -> None:
     assert emulation.step_seconds(1, 1) == pytest.approx(0.010)
 
 
+def test_a_device_may_get_slower_on_the_way() -> None:
+    (emulation,) = EmulatedDevices([FAST, {**FAST, "throttle": {5: 3.0}}]).callbacks("auto")
+    assert isinstance(emulation, EmulatedCluster)
+    assert emulation.step_seconds(1, 8, step=4) == emulation.step_seconds(0, 8, step=5)
+    assert emulation.step_seconds(1, 8, step=5) == 3 * emulation.step_seconds(0, 8, step=5)
+
+
 @pytest.mark.parametrize("requested", [0, -1, 4, [0, 1], "2", None])
 def test_other_numbers_of_devices_are_refused(requested: object) -> None:
     with pytest.raises(OptionError, match=r"^trainer\.devices: "):

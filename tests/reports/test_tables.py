@@ -7,7 +7,14 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from lightning_boa.reports import PlanReport, RankReport, comparison_table, plan_table
+from lightning_boa.planning import Rebalancing
+from lightning_boa.reports import (
+    PlanReport,
+    RankReport,
+    comparison_table,
+    plan_table,
+    rebalancing_table,
+)
 
 REPORT = PlanReport(
     (
@@ -31,6 +38,16 @@ def test_the_comparison_shows_both_measured_steps_and_the_ceiling() -> None:
     lines = _text(comparison_table(REPORT)).splitlines()
     (step,) = [line for line in lines if "step time" in line]
     assert _cells(step)[1:] == ["25.0", "12.5", "2.00 x", "2.00 x"]
+
+
+def test_a_change_of_the_plan_shows_what_was_seen_expected_and_measured() -> None:
+    change = Rebalancing(164, (16, 16), (21, 11), (1.0, 2.0), 0.52, 0.108, 0.072)
+    pending = Rebalancing(300, (21, 11), (16, 16), (1.0, 1.0), 0.31, 0.072)
+    text = _text(rebalancing_table([change, pending]))
+    for words in ("164", "21 / 11", "rank 1 takes 2.00", "108.0", "72.0", "1.52 x", "1.50 x"):
+        assert words in text
+    (last,) = [line for line in text.splitlines() if line.strip().startswith("300")]
+    assert _cells(last)[-3:] == ["-", "1.31 x", "-"]
 
 
 def test_unknown_figures_are_dashes() -> None:
