@@ -6,7 +6,7 @@ from lightning_boa.planning.allocation import allocate, apportion
 from lightning_boa.planning.bounds import row_bounds
 from lightning_boa.planning.fitting import TimeFit, fit_time
 from lightning_boa.planning.known_plan import KnownPlan
-from lightning_boa.planning.orchestration import Orchestration, OrchestrationSettings
+from lightning_boa.planning.orchestration import Orchestration
 from lightning_boa.planning.plan import (
     LEAST_ROWS,
     BatchPlan,
@@ -19,6 +19,7 @@ from lightning_boa.planning.profile import MadeFor, Profile
 from lightning_boa.planning.rebalancing import Rebalancing
 from lightning_boa.planning.records import SplitMeasurement, StepRecord
 from lightning_boa.planning.schedule import Schedule
+from lightning_boa.planning.settings import OrchestrationSettings
 from lightning_boa.planning.time_models import (
     LinearTime,
     TableTime,

@@ -10,11 +10,11 @@ from lightning_boa.planning.orchestration import (
     FIRST_SETTLING_STEPS,
     MOST_EXCHANGES,
     Orchestration,
-    OrchestrationSettings,
 )
 from lightning_boa.planning.profile import Profile
 from lightning_boa.planning.rounds import rank_fits
 from lightning_boa.planning.schedule import Schedule
+from lightning_boa.planning.settings import OrchestrationSettings
 
 CLEAR_DIFFERENCE = 0.1
 CERTAIN_ERRORS = 3.0

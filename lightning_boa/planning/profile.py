@@ -11,8 +11,9 @@ from typing import Any
 from lightning_boa.errors import OptionError
 from lightning_boa.planning.bounds import is_count
 from lightning_boa.planning.fitting import TimeFit, fit_medians
-from lightning_boa.planning.orchestration import Orchestration, OrchestrationSettings
+from lightning_boa.planning.orchestration import Orchestration
 from lightning_boa.planning.plan import BatchPlan
+from lightning_boa.planning.settings import OrchestrationSettings
 
 VERSION = 1
 MOST = 10**12
