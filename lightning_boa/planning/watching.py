@@ -137,13 +137,14 @@ class Watch:
 
     def _completed(self, block: Block) -> Block:
         """A rank without rows is taken to be as fast as it was when it had some."""
-        scales = np.asarray(block.scales)
-        absent = np.isnan(scales)
+        logs = np.log(block.scales)
+        absent = np.isnan(logs)
         if not absent.any():
             return block
-        last = np.asarray(self.blocks[-1].scales) if self.blocks else np.ones(len(scales))
-        beside = np.exp(np.log(last[~absent]).mean())
-        return replace(block, scales=tuple(np.where(absent, last, beside * scales).tolist()))
+        last = np.log(self.blocks[-1].scales) if self.blocks else np.zeros(len(logs))
+        logs += np.median((last - logs)[~absent])
+        logs[absent] = last[absent]
+        return replace(block, scales=tuple(np.exp(logs - logs.mean()).tolist()))
 
     def after(self, finding: Finding) -> Watch:
         """The plan was changed: what came before the blocks that spoke for it is over."""

@@ -54,10 +54,10 @@ class BlockExchange:
         self, *, wants_change: bool, ratios: Sequence[float], period: float, loader_wait: float
     ) -> None:
         """Begin to give this rank's figures to all; every rank calls it at the same step."""
-        mine = torch.tensor([[float(wants_change), period, loader_wait, *ratios]], dtype=torch.float64)
-        self._work = dist.all_gather_into_tensor(
-            self._gathered, mine, group=self._group, async_op=True
+        mine = torch.tensor(
+            [float(wants_change), period, loader_wait, *ratios], dtype=torch.float64
         )
+        self._work = dist.all_gather(list(self._gathered), mine, group=self._group, async_op=True)
 
     @property
     def is_under_way(self) -> bool:

@@ -80,7 +80,8 @@ class Run:
             **times,
         )
         ranks = len(times["seconds_per_sample"])
-        self.trainer = SimpleNamespace(world_size=ranks, global_rank=rank)
+        self.progress = SimpleNamespace(total_batch_idx=-1)
+        self.trainer = SimpleNamespace(world_size=ranks, global_rank=rank, fit_loop=self.progress)
         self.cluster.setup(self.trainer, module, "fit")
         self.cluster.on_train_start(self.trainer, module)
 
@@ -88,6 +89,7 @@ class Run:
         """Seconds that a training step of `rows` rows lasts."""
         begin = self.machine.now
         batch = torch.ones(rows, 1)
+        self.progress.total_batch_idx += 1
         self.cluster.on_train_batch_start(self.trainer, self.module, batch, 0)
         for _ in range(backwards):
             loss = self.module(batch)
@@ -132,6 +134,18 @@ def test_a_number_holds_for_every_rank(machine: Machine) -> None:
 
     assert run.step(2) == last_digits(20.0)
     assert run.step(10) == last_digits(23.0)
+
+
+def test_a_throttled_step_lasts_longer_until_another_factor_follows(machine: Machine) -> None:
+    throttle = {1: {4: 1.0, 2: 2.5}}
+    times = {"seconds_per_sample": [1.0, 0.5], "overhead": 2.0, "floor": 4.0}
+    throttled = Run(machine, Chain(), rank=1, throttle=throttle, **times)
+    other = Run(machine, Chain(), rank=0, throttle=throttle, **times)
+
+    assert [throttled.step(8) for _ in range(6)] == last_digits([6.0, 6.0, 15.0, 15.0, 6.0, 6.0])
+    assert [other.step(8) for _ in range(6)] == last_digits([10.0] * 6)
+    assert throttled.cluster.step_seconds(1, 2, step=3) == 10.0
+    assert throttled.cluster.step_seconds(1, 2) == 4.0
 
 
 def test_a_third_passes_as_the_step_begins_and_the_rest_over_the_gradients(
@@ -318,6 +332,14 @@ def test_gradients_are_not_changed(machine: Machine) -> None:
         ("floor", {"seconds_per_sample": [1.0, 1.0], "floor": [0.5]}),
         ("floor", {"seconds_per_sample": [1.0, 1.0], "floor": [0.0, -0.1]}),
         ("names", {"seconds_per_sample": [1.0, 1.0], "names": ["fast"]}),
+        ("throttle", {"seconds_per_sample": [1.0], "throttle": {1: {5: 2.0}}}),
+        ("throttle", {"seconds_per_sample": [1.0], "throttle": {-1: {5: 2.0}}}),
+        ("throttle", {"seconds_per_sample": [1.0], "throttle": {"0": {5: 2.0}}}),
+        ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: (5, 2.0)}}),
+        ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: {-5: 2.0}}}),
+        ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: {2.5: 2.0}}}),
+        ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: {5: 0.0}}}),
+        ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: {5: float("nan")}}}),
         ("names", {"seconds_per_sample": [1.0], "names": ["fast", "slow"]}),
     ],
 )
