@@ -1,7 +1,8 @@
-"""How long an allocation takes, and whether it is right: `python benchmarks/planner.py`.
+"""How long planning takes, and whether it is right: `python benchmarks/planner.py`.
 
 Medians over several runs of `allocate`, beside an equally exact but slow reference (each row to the
-worker that would finish earliest with it), against which random cases are checked in the same run.
+worker that would finish earliest with it), against which random cases are checked in the same run,
+and of `choose_workers` (checked against brute force in tests/planning/test_worker_set.py).
 The last line of stdout is JSON; the exit status is 1 when a limit or a check fails.
 """
 
@@ -21,9 +22,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lightning_boa.planning import LinearTime, TableTime, TimeModel, allocate
+from lightning_boa.planning import (
+    LinearTime,
+    RingAllReduce,
+    TableTime,
+    TimeModel,
+    allocate,
+    choose_workers,
+)
 
 LIMITS_MS = {(16, 4_096): 1.0, (10_000, 1_000_000): 50.0}
+SET_LIMIT_MS = 1000.0
+SET_WORKERS, SET_ROWS = 1_000, 20_000
 
 
 def greedy(models: Sequence[TimeModel], rows: int, lower: int, upper: int) -> list[int]:
@@ -90,6 +100,23 @@ def wrong_cases(random: np.random.Generator, cases: int) -> int:
     return wrong
 
 
+def worker_sets(random: np.random.Generator, repeats: int) -> dict[str, float]:
+    """Milliseconds to choose the workers among 1,000, by how many speeds their links have."""
+    models = [random_line(random) for _ in range(SET_WORKERS)]
+    networks = {
+        name: RingAllReduce(1e8, bandwidth, latency=1e-5)
+        for name, bandwidth in {
+            "one link speed": 1e9,
+            "four link speeds": random.choice([1e8, 1e9, 4e9, 1e10], SET_WORKERS),
+            "each its own": random.uniform(1e8, 1e10, SET_WORKERS),
+        }.items()
+    }
+    return {
+        name: median_ms(lambda n=network: choose_workers(models, SET_ROWS, n), repeats)
+        for name, network in networks.items()
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -132,15 +159,23 @@ def main() -> int:
             }
         )
     wrong = wrong_cases(random, options.cases)
-    passed = wrong == 0 and all(
-        size["exact"] and size["allocate_ms"] <= size["limit_ms"] for size in sizes
+    sets = worker_sets(random, min(options.repeats, 5))
+    passed = (
+        wrong == 0
+        and all(size["exact"] and size["allocate_ms"] <= size["limit_ms"] for size in sizes)
+        and max(sets.values()) <= SET_LIMIT_MS
     )
     console = Console()
     console.print(table)
+    for name, taken in sets.items():
+        console.print(
+            f"choose_workers, {SET_WORKERS:,} workers, {name}: {taken:.0f} ms (limit {SET_LIMIT_MS:g})"
+        )
     console.print(f"random cases checked: {options.cases}, wrong: {wrong}")
     result = {
         "benchmark": "planner",
         "sizes": sizes,
+        "choose_workers_ms": {name: round(taken, 1) for name, taken in sets.items()},
         "random_cases": options.cases,
         "wrong_cases": wrong,
         "repeats": options.repeats,

@@ -13,7 +13,11 @@ from lightning_boa import registration
 from lightning_boa.planning import (
     BatchPlan,
     LinearTime,
+    MeasuredAllReduce,
+    RingAllReduce,
     TableTime,
+    WorkerSet,
+    choose_workers,
     plan_batches,
 )
 
@@ -27,7 +31,11 @@ __all__ = [
     "BoaStrategy",
     "EmulatedCluster",
     "LinearTime",
+    "MeasuredAllReduce",
+    "RingAllReduce",
     "TableTime",
+    "WorkerSet",
+    "choose_workers",
     "gather_rows",
     "plan_batches",
 ]

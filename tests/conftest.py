@@ -13,7 +13,11 @@ from hypothesis import settings
 settings.register_profile("reproducible", deadline=None, derandomize=True)
 settings.load_profile("reproducible")
 
-LEFT_BY_OTHERS = ("PYTEST_CURRENT_TEST",)
+LEFT_BY_OTHERS = (
+    "PYTEST_CURRENT_TEST",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "TORCHINDUCTOR_CACHE_DIR",
+)
 SET_BY_LIGHTNING = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS", "MASTER_PORT", "POSSIBLE_USER_WARNINGS")
 
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from lightning_boa.planning.allocation import allocate, apportion
 from lightning_boa.planning.bounds import row_bounds
+from lightning_boa.planning.bucket_overlap import Buckets, OverlappedTime, StepEnd, step_end
+from lightning_boa.planning.communication import (
+    Communication,
+    MeasuredAllReduce,
+    RingAllReduce,
+)
 from lightning_boa.planning.fitting import TimeFit, fit_time
 from lightning_boa.planning.known_plan import KnownPlan
 from lightning_boa.planning.orchestration import Orchestration
@@ -28,6 +34,7 @@ from lightning_boa.planning.time_models import (
 )
 from lightning_boa.planning.watching import BLOCK_STEPS, Block, block_of
 from lightning_boa.planning.weights import BATCH_WEIGHTS, gradient_weight
+from lightning_boa.planning.worker_set import WorkerSet, choose_workers
 
 __all__ = [
     "BATCH_WEIGHTS",
@@ -35,22 +42,30 @@ __all__ = [
     "LEAST_ROWS",
     "BatchPlan",
     "Block",
+    "Buckets",
+    "Communication",
     "KnownPlan",
     "LinearTime",
     "MadeFor",
+    "MeasuredAllReduce",
     "Orchestration",
     "OrchestrationSettings",
+    "OverlappedTime",
     "Profile",
     "Rebalancing",
+    "RingAllReduce",
     "Schedule",
     "SplitMeasurement",
+    "StepEnd",
     "StepRecord",
     "TableTime",
     "TimeFit",
     "TimeModel",
+    "WorkerSet",
     "allocate",
     "apportion",
     "block_of",
+    "choose_workers",
     "equal_split",
     "fit_time",
     "fixed_plan",
@@ -58,5 +73,6 @@ __all__ = [
     "plan_batches",
     "predicted_plan",
     "row_bounds",
+    "step_end",
     "time_model_from_dict",
 ]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_boa.errors import MeasurementError, OptionError
+from lightning_boa.planning.bounds import is_count
 
 
+@runtime_checkable
 class Communication(Protocol):
     """Seconds that a set of workers adds to a step, by its size and its slowest link."""
 
@@ -96,7 +98,7 @@ class MeasuredAllReduce:
     seconds_at: tuple[float, ...]
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
-        if not seconds or any(size < 2 or size != int(size) for size in seconds):
+        if not seconds or not all(is_count(size) and size >= 2 for size in seconds):
             raise MeasurementError(
                 "MeasuredAllReduce: expected seconds by the number of workers, whole numbers >= 2, "
                 f"got {dict(seconds)}"

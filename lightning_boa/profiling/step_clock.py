@@ -64,7 +64,7 @@ class StepClock:
     def begin(self, step: int, rows: int, step_rows: int, loader_wait: float) -> None:
         """A step's batch has arrived; `loader_wait` are the seconds spent waiting for it."""
         if not self.enabled:
-            self._period_began = None
+            self._period_began = self._running = None
             return
         if self._period_began is None:
             self._period_began = self._clock() - loader_wait

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_boa.data import (
+    BatchSource,
     RowRequests,
     Share,
     ShareBatchSampler,
@@ -165,11 +167,12 @@ class BoaBehaviour(_Base):
         self._new_facts: dict[str, Any] = {}
         self._drawn_order: int | None = None
         self._trained = Deliveries(together=True)
-        self._evaluated = Deliveries()
+        self._evaluated = Deliveries(most_ahead=2)
         self._share: Share | None = None
         self._weight: LossWeight | None = None
         self._statistics: RunningStatistics | None = None
         self._row_check = RowCheck()
+        self._evaluation_checks: WeakKeyDictionary[Any, RowCheck] = WeakKeyDictionary()
         self._rows_in_step: int | None = None
         self._weighted_backwards = 0
         self._is_automatic = True
@@ -180,7 +183,7 @@ class BoaBehaviour(_Base):
         self._measuring: Any = None
         self._watching: list[Any] = []
         self._frozen: list[Tensor] = []
-        self._has_uncounted_loaders = False
+        self._number_of_loaders = 0
         self._roll_call: RollCall | None = None
         self._stop_requested = False
 
@@ -324,7 +327,7 @@ class BoaBehaviour(_Base):
 
     def log_rows(self, trainer: Any, training: bool) -> None:
         """A step begins: let `self.log` weigh its batch by its rows, not by the first tensor found in it."""
-        arrived = (self._trained if training else self._evaluated).next
+        arrived = self._trained.next if training else self._arrived_in_evaluation.next
         if arrived is not None:
             trainer_seam.log_rows(trainer, arrived.rows, training=training)
         if self._evaluation_steps is not None:
@@ -366,6 +369,7 @@ class BoaBehaviour(_Base):
         self._after_batch = _do_nothing
         self._evaluation_steps = None
         trainer_seam.divert_loaders(trainer, self._prepare_loader)
+        trainer_seam.announce_loaders(trainer, self._begin_loaders)
         trainer_seam.divert_batch_end(trainer, self._end_batch)
         if not any(isinstance(callback, self.callback_class) for callback in trainer.callbacks):
             trainer.callbacks.insert(0, self.callback_class())
@@ -481,7 +485,7 @@ class BoaBehaviour(_Base):
                 ' loader to the trainer as it is, or train with strategy="ddp".'
             )
         assert self._loaders is not None
-        if self._loaders.is_single:
+        if self._loaders.is_single and not self._counts_itself:
             self._row_check(batch, share, self.global_rank)
         self.clock.begin(share.step, share.rows, share.step_rows, share.wait)
         if self.memory is not None and self._measures_memory:
@@ -545,8 +549,6 @@ class BoaBehaviour(_Base):
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any | None = "mean") -> Any:
-        if self._has_uncounted_loaders:
-            self._compare_number_of_loaders()
         with self._communicating(group):
             if not isinstance(tensor, Tensor) or group not in (None, dist.group.WORLD):
                 return super().reduce(tensor, group, reduce_op)
@@ -609,6 +611,17 @@ class BoaBehaviour(_Base):
         return self.lightning_module.trainer
 
     @property
+    def _arrived_in_evaluation(self) -> Deliveries:
+        """What has arrived of the loader whose step runs: nothing of a stream, though others may be read ahead."""
+        loader = trainer_seam.evaluated_loader(self._trainer)
+        return Deliveries() if original_loader(loader) is loader else self._evaluated
+
+    @property
+    def _counts_itself(self) -> bool:
+        """Whether the user says for each batch what it weighs, so that nothing depends on its rows."""
+        return callable(rule_of(self.options.batch_weight, self._module))
+
+    @property
     def _is_ghost(self) -> bool:
         return self._share is not None and self._share.rows == 0
 
@@ -628,12 +641,6 @@ class BoaBehaviour(_Base):
     def _sharing(self) -> Sharing:
         assert self._seed is not None
         return Sharing(self.global_rank, self._seed, self._note_order)
-
-    def _compare_number_of_loaders(self) -> None:
-        """Lightning reduces the length of each loader once all are set up, so this is the last moment."""
-        self._has_uncounted_loaders = False
-        assert self._loaders is not None
-        check_same({"number of training loaders": self._loaders.next_number})
 
     def _begin_roll_call(self) -> None:
         self._end_roll_call()
@@ -693,23 +700,39 @@ class BoaBehaviour(_Base):
             return None
         return self._evaluation_loader(loader, stage)
 
-    def _training_loader(self, loader: Any, by_boa: bool) -> Any:
+    def _begin_loaders(self, number: int) -> None:
+        """So many training loaders are set up next, in place of those before, which may not have been used."""
         if self._loaders is None:
             self._loaders = TrainingLoaders(self._plans, self.world_size)
-        if not self._loaders.is_open:
-            self._samplers = []
+        self._loaders.begin()
+        self._number_of_loaders = number
+        self._samplers = []
+        self._trained.forget()
+        self._row_check = RowCheck()
+        self.clock.interrupt()
+        self._plans.begin_loaders(number)
+
+    def _training_loader(self, loader: Any, by_boa: bool) -> Any:
+        assert self._loaders is not None
         reads_own_batches = is_stream(loader) or not by_boa
         if self._loaders.next_number == 0:
             kind = "a stream" if reads_own_batches else "rows by number"
-            check_same({"kind of training data": kind})
-            self._has_uncounted_loaders = not reads_own_batches
+            check_same(
+                {
+                    "number of training loaders": self._number_of_loaders,
+                    "kind of training data": kind,
+                }
+            )
         if reads_own_batches:
             return self._streaming_loader(loader, self._loaders)
         return self._shared_loader(source_of(loader), self._loaders)
 
     def _shared_loader(self, source: Source, loaders: TrainingLoaders) -> DataLoader[Any]:
         rows = self._plans.rows_of_full_step(
-            loaders.next_number, source.batch_size, self.world_size
+            loaders.next_number,
+            source.batch_size,
+            self.world_size,
+            of_lists=isinstance(source, BatchSource),
         )
         number = loaders.add(rows, source)
         self._collect_facts(loaders)
@@ -724,14 +747,20 @@ class BoaBehaviour(_Base):
             begin=self._forget_what_was_read_ahead,
             starts_again=partial(self._starts_again, loaders),
         )
+        sampler.set_epoch(self._trainer.current_epoch)
         self._samplers.append(sampler)
         return twin
 
     def _streaming_loader(self, loader: Any, loaders: TrainingLoaders) -> Any:
         by_plan = self.options.plans_streams and can_be_planned(loader)
         batch_size = getattr(loader, "batch_size", None) or 1
-        rows = self._plans.rows_of_full_step(loaders.next_number, batch_size, self.world_size)
-        number = loaders.add_stream(rows, length_of(loader), by_plan=by_plan)
+        own_rows = None if by_plan else self._from_all_ranks(batch_size)
+        number = loaders.next_number
+        if own_rows is None:
+            rows = self._plans.rows_of_full_step(number, batch_size, self.world_size)
+        else:
+            rows = self._plans.rows_of_own_batches(number, own_rows, self.global_rank)
+        loaders.add_stream(rows, length_of(loader), own_rows)
         self._collect_facts(loaders)
         self._trained.most_ahead = 2
         first_step = partial(trainer_seam.next_step, self._trainer)
@@ -747,9 +776,14 @@ class BoaBehaviour(_Base):
             deliver=self._trained.from_loader(number),
             begin=self._forget_what_was_read_ahead,
             count_rows=rows_shown,
-            needs_rows=not callable(rule_of(self.options.batch_weight, self._module)),
+            needs_rows=not self._counts_itself,
             requests=requests,
         )
+
+    def _from_all_ranks(self, number: int) -> tuple[int, ...]:
+        numbers = [number] * self.world_size
+        dist.all_gather_object(numbers, number)
+        return tuple(numbers)
 
     def _rows_of_stream(
         self, loaders: TrainingLoaders, number: int, step_rows: int, step: int
@@ -801,10 +835,8 @@ class BoaBehaviour(_Base):
         )
         self._new_facts[f"sampling of the {stage} data set"] = source.sampling
         steps = source.steps(rows, self.world_size)
-        self._evaluated.most_ahead = 2 if source.length is None else 1
-        return self._sharing.evaluation(
-            source, steps, split, self._evaluated.from_loader("evaluation")
-        )
+        deliver = self._evaluated.from_loader("evaluation")
+        return self._sharing.evaluation(source, steps, split, deliver)
 
     def _begin_evaluation(self) -> None:
         self._refuse_loaders_side_by_side()
@@ -887,10 +919,15 @@ class BoaBehaviour(_Base):
         Variable._execution_engine.queue_callback(lambda: clock.switch("communication"))
 
     def _evaluation_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._share = self._evaluated.take()
+        arrived = self._arrived_in_evaluation
+        self._share = arrived.take()
+        if self._share is not None and not self._counts_itself:
+            loader = trainer_seam.evaluated_loader(self._trainer)
+            check = self._evaluation_checks.setdefault(loader, RowCheck())
+            check(args[0], self._share, self.global_rank)
         output = self._take_part(step, *args, **kwargs)
         self._begin_batch_end()
-        if self._share is None and self._evaluated.next is not None:
+        if self._share is None and arrived.next is not None:
             raise UnsupportedError(
                 "Expected a step that is given its batch, got one that fetches it (dataloader_iter): its rows cannot be"
                 ' known beforehand. Take batch instead, or use strategy="ddp".'

@@ -13,18 +13,19 @@ from lightning_boa.errors import UnsupportedError
 class Deliveries:
     """Holds the shares of batches that have arrived until their step takes them.
 
-    Several loaders may deliver to one step, each one batch. A loader whose end is not known in advance may be one step
-    ahead of the others' turn.
+    Several loaders may deliver to one step, each one batch. A loader whose end is not known in advance, or that stands
+    beside one, may be one step ahead of the others' turn.
 
     Args:
         together: whether several loaders may deliver to one step.
+        most_ahead: how many steps may wait to be taken.
 
     Attributes:
-        most_ahead: how many steps may wait to be taken.
+        most_ahead: the same.
     """
 
-    def __init__(self, *, together: bool = False) -> None:
-        self.most_ahead = 1
+    def __init__(self, *, together: bool = False, most_ahead: int = 1) -> None:
+        self.most_ahead = most_ahead
         self._together = together
         self._waiting: deque[dict[Hashable, Share]] = deque()
         self._rows = 0

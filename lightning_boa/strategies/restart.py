@@ -17,6 +17,7 @@ class Restart:
 
     `rows_of_loaders` are each training loader's rows of a full step over all ranks, `batches_per_step` is the number of
     ranks with which the training began, `made_for` says for which devices and which model the plan was made.
+    `batch_sizes_of_loaders` are the loaders' own; empty in a checkpoint of an older version.
     """
 
     rows_of_loaders: tuple[int, ...]
@@ -25,6 +26,7 @@ class Restart:
     orchestration: Mapping[str, Any] | None
     made_for: Mapping[str, Any]
     inside_epoch: bool = False
+    batch_sizes_of_loaders: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, state: Mapping[str, Any], inside_epoch: bool) -> Restart:
@@ -45,6 +47,7 @@ class Restart:
             orchestration=state["orchestration"],
             made_for=state["made_for"],
             inside_epoch=inside_epoch,
+            batch_sizes_of_loaders=tuple(map(int, state.get("batch_sizes_of_loaders", ()))),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,12 +59,32 @@ class Restart:
             "seed": self.seed,
             "orchestration": self.orchestration,
             "made_for": dict(self.made_for),
+            "batch_sizes_of_loaders": list(self.batch_sizes_of_loaders),
         }
 
     @property
     def global_batch_size(self) -> int:
         """Rows of a full step of all loaders and ranks."""
         return sum(self.rows_of_loaders)
+
+    def check_number_of_loaders(self, number: int) -> bool:
+        """Whether there are as many training loaders as in the checkpoint; an epoch may begin with others.
+
+        Raises:
+            UnsupportedError: another number in the middle of an epoch.
+        """
+        known = len(self.rows_of_loaders)
+        if number != known and self.inside_epoch:
+            raise UnsupportedError(
+                f"Expected as many training loaders as in the checkpoint, {known}, got {number}. In the middle of an"
+                " epoch they cannot change; give the same loaders, or resume from an epoch's end."
+            )
+        return number == known
+
+    def has_other_batch_size(self, loader: int, batch_size: int) -> bool:
+        """Whether a loader's own batch size is known to have been another one."""
+        known = self.batch_sizes_of_loaders[loader : loader + 1]
+        return known not in ((), (batch_size,))
 
     def agreed_rows(self, loader: int, asked: int | None) -> int | None:
         """A loader's rows of a full step as in the checkpoint, unless an epoch begins and the user asks for others.

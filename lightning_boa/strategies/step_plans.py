@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_boa.errors import OptionError, UnsupportedError
 from lightning_boa.planning import (
@@ -42,6 +45,9 @@ class StepPlans:
         self.batches_per_step: int | None = None
         self.fixed_reason = ""
         self._restart: Restart | None = None
+        self._batch_sizes: dict[int, int] = {}
+        self._resumed_batch_sizes: dict[int, int] = {}
+        self._differs_from_loaders = False
         self._made_for: Mapping[str, Any] = {}
         self._settings: OrchestrationSettings | None = None
         self._has_begun = False
@@ -67,15 +73,19 @@ class StepPlans:
         """A training begins: nothing of an earlier checkpoint holds, nor the rows of earlier loaders."""
         self._restart = None
         self._has_begun = False
+        self._resumed_batch_sizes = {}
         self.rows_of_loaders = ()
         self.batches_per_step = None
 
     def restore(self, restart: Restart) -> None:
-        """Go on where a checkpoint stopped.
+        """Go on where a checkpoint stopped. One that is read while training goes on (that of the learning-rate finder,
+        whose steps are no part of the training) changes nothing here.
 
         Raises:
             UnsupportedError: the training loaders are set up already, for another global batch.
         """
+        if self._has_begun:
+            return
         if self.rows_of_loaders not in ((), restart.rows_of_loaders):
             raise UnsupportedError(
                 f"Expected to read the checkpoint's global batch of {restart.global_batch_size} rows before the"
@@ -96,19 +106,101 @@ class StepPlans:
             seed=seed,
             orchestration=None if orchestration is None else orchestration.to_dict(),
             made_for=self._made_for,
+            batch_sizes_of_loaders=tuple(self._batch_sizes.values()),
         ).to_dict()
 
-    def rows_of_full_step(self, loader: int, batch_size: int, ranks: int) -> int:
-        """Rows of a full step of one of the training loaders, from its batch size, the options and the checkpoint."""
+    def begin_loaders(self, number: int) -> None:
+        """A set of so many training loaders is set up next.
+
+        Raises:
+            UnsupportedError: in the middle of an epoch, other than in the checkpoint.
+        """
+        self._batch_sizes = {}
+        self._differs_from_loaders = False
+        restart = self._restart
+        if restart is None or self._has_begun or not restart.rows_of_loaders:
+            return
+        if not restart.check_number_of_loaders(number):
+            rank_zero_warn(
+                f"boa: the checkpoint's number of training loaders is {len(restart.rows_of_loaders)}, now it is"
+                f" {number}; the batch sizes of the new ones count from here on."
+            )
+            self._restart = replace(restart, rows_of_loaders=())
+
+    def rows_of_full_step(
+        self, loader: int, batch_size: int, ranks: int, *, of_lists: bool = False
+    ) -> int:
+        """Rows of a full step of one of the training loaders, from its batch size, the options and the checkpoint.
+
+        Args:
+            of_lists: a step is made of the lists of a batch sampler, whatever the rows in them.
+        """
         asked = self.options.global_batch_size
         self.batches_per_step = ranks
+        self._batch_sizes[loader] = batch_size
         known = None
         if self._restart is not None:
             self.batches_per_step = self._restart.batches_per_step
-            known = self._restart.agreed_rows(loader, asked)
+            if of_lists:
+                self._compare_lists(self._restart, loader, batch_size)
+            else:
+                known = self._known_rows(self._restart, loader, batch_size, ranks)
         if known is not None:
             return known
         return batch_size * self.batches_per_step if asked is None else asked
+
+    def rows_of_own_batches(self, loader: int, batch_sizes: Sequence[int], rank: int) -> int:
+        """Rows of a full step in which each rank has a batch of its own loader, whose batch sizes these are."""
+        self.batches_per_step = len(batch_sizes)
+        self._batch_sizes[loader] = batch_sizes[rank]
+        return sum(batch_sizes)
+
+    def _known_rows(self, restart: Restart, loader: int, batch_size: int, ranks: int) -> int | None:
+        """The checkpoint's rows, as long as loaders that are set up anew keep the batch size of the first ones."""
+        if self._has_begun and self._resumed_batch_sizes.get(loader) != batch_size:
+            return None
+        asked = self.options.global_batch_size
+        known = restart.agreed_rows(loader, asked)
+        is_new = loader not in self._resumed_batch_sizes
+        self._resumed_batch_sizes[loader] = batch_size
+        if known is None or asked is not None:
+            return known
+        now = batch_size * restart.batches_per_step
+        self._differs_from_loaders |= known != now
+        if (
+            is_new
+            and restart.has_other_batch_size(loader, batch_size)
+            and known != batch_size * ranks
+        ):
+            option = f" global_batch_size={now} takes the new one, from an epoch's end on."
+            rank_zero_warn(
+                f"boa: the global batch stays the checkpoint's, {known} rows"
+                f" (batch_size={restart.batch_sizes_of_loaders[loader]} when it was saved), although the loader has"
+                f" batch_size={batch_size} now.{option if len(restart.rows_of_loaders) == 1 else ''}"
+            )
+        return known
+
+    def _compare_lists(self, restart: Restart, loader: int, batch_size: int) -> None:
+        is_new = loader not in self._resumed_batch_sizes
+        self._resumed_batch_sizes[loader] = batch_size
+        if is_new and restart.has_other_batch_size(loader, batch_size):
+            rank_zero_warn(
+                f"boa: the batch sampler has batch_size={batch_size} now,"
+                f" {restart.batch_sizes_of_loaders[loader]} when the checkpoint was saved. Its new batches count; of an"
+                " epoch that has begun rows may be used twice or not at all."
+            )
+
+    def _plan_of_options(self, ranks: int, rows: int, unit: int = 1) -> BatchPlan | None:
+        try:
+            return self.options.plan(ranks, rows, unit=unit)
+        except OptionError as error:
+            sizes = self.options.batch_sizes or ()
+            if not self._differs_from_loaders or len(sizes) != ranks or sum(sizes) == rows:
+                raise
+            raise OptionError(
+                f"{str(error).removesuffix('.')}. The {rows} rows are those of the checkpoint, not of the loader's"
+                " batch_size; give batch_sizes with that sum, or global_batch_size and a checkpoint of an epoch's end."
+            ) from None
 
     def use(
         self,
@@ -133,7 +225,7 @@ class StepPlans:
             refuses_single_rows=refuses_single_rows,
             varying=varying,
         )
-        plan = self.options.plan(ranks, global_batch_size, unit=unit)
+        plan = self._plan_of_options(ranks, global_batch_size, unit)
         if is_switched_off():
             self.keep(BatchPlan(self._settings.equal_batch_sizes), f"{SWITCH}=off, so equal shares")
             return
@@ -154,7 +246,7 @@ class StepPlans:
                 )
             self.orchestration = Orchestration.begin(self._settings, first_step)
 
-    def given(self, ranks: int, rows: int | None) -> BatchPlan:
+    def given(self, ranks: int, rows: int | None, *, unit: int = 1) -> BatchPlan:
         """The plan that the options give for steps of `rows` (None: of any size), else the equal split.
 
         Raises:
@@ -162,8 +254,9 @@ class StepPlans:
         """
         sizes = self.options.batch_sizes
         if sizes is None or is_switched_off():
-            return equal_split(ranks, rows or ranks)
-        plan = self.options.plan(ranks, rows or sum(sizes))
+            units = equal_split(ranks, (rows or ranks) // unit)
+            return BatchPlan(tuple(each * unit for each in units.batch_sizes))
+        plan = self._plan_of_options(ranks, rows or sum(sizes), unit)
         assert plan is not None
         return plan
 

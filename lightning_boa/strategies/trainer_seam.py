@@ -3,6 +3,9 @@
 `_data_connector._prepare_dataloader`
     Lightning re-creates loaders with a sampler of its own before `Strategy.process_dataloader` is asked. Re-creating
     loses or rejects arguments of subclasses, and only this method knows the stage. It is replaced on the instance.
+`fit_loop._data_source`
+    A set of training loaders begins when it is asked for them: at the start, at a reload, and for the learning-rate
+    finder. Its `dataloader` is replaced on the instance.
 `_accelerator_connector.use_distributed_sampler`
     Not readable elsewhere: the user has taken the distribution of samples into their own hands.
 `_logger_connector.on_batch_end`
@@ -62,6 +65,20 @@ def _prepare_dataloader(
     return type(connector)._prepare_dataloader(connector, dataloader, shuffle, mode)
 
 
+def announce_loaders(trainer: Any, begin: Callable[[int], object]) -> None:
+    """Let `begin(number)` run before a set of so many training loaders is prepared, one by one."""
+    source = trainer.fit_loop._data_source
+    source.dataloader = partial(_request_loaders, trainer, source, begin)
+
+
+def _request_loaders(trainer: Any, source: Any, begin: Callable[[int], object]) -> Any:
+    loaders = type(source).dataloader(source)
+    combined: Any = import_module(f"{_package_of(trainer)}.utilities").CombinedLoader
+    made = loaders if isinstance(loaders, combined) else combined(loaders)
+    begin(len(made.flattened))
+    return loaders
+
+
 def divert_batch_end(trainer: Any, act: Callable[[], object]) -> None:
     """Let `act()` run after the hooks at the end of each batch, before what they have logged is read."""
     connector = trainer._logger_connector
@@ -106,6 +123,12 @@ def evaluation_mode(trainer: Any) -> tuple[str, list[Any]]:
     """
     combined = trainer._evaluation_loop._combined_loader
     return ("sequential", []) if combined is None else (str(combined._mode), combined.flattened)
+
+
+def evaluated_loader(trainer: Any) -> Any:
+    """The loader of the evaluation's present step, where loaders are used one after the other."""
+    loop = trainer._evaluation_loop
+    return loop._combined_loader.flattened[loop._results.dataloader_idx or 0]
 
 
 def stop_together(trainer: Any, requested: Callable[[], bool], request: Callable[[], bool]) -> None:

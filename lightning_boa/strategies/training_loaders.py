@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_boa.data import BatchSource, RowSource, Source
 from lightning_boa.errors import LoaderError, OptionError
-from lightning_boa.planning import BatchPlan, equal_split
+from lightning_boa.planning import BatchPlan
 from lightning_boa.strategies.step_plans import StepPlans
 
 OWN_BATCHES = "each rank trains on the batches of its own loader, weighted by their rows"
@@ -19,13 +19,13 @@ PROPORTIONS = "fixed proportions"
 @dataclass(frozen=True)
 class Part:
     """One loader: its rows in a full step over all ranks, its source (None for a stream), its length (a stream's in
-    batches of this rank) and whether a plan decides the rows of each rank."""
+    batches of this rank) and the rows of each rank's batches where no plan decides them."""
 
     name: str
     rows: int
     source: Source | None
     length: int | None
-    by_plan: bool
+    own_rows: tuple[int, ...] | None
 
     @property
     def usual_rows(self) -> int | None:
@@ -60,7 +60,7 @@ class TrainingLoaders:
     @property
     def next_number(self) -> int:
         """The number of the loader that is added next."""
-        return len(self._parts) if self._is_open else 0
+        return len(self._parts)
 
     @property
     def is_single(self) -> bool:
@@ -95,30 +95,43 @@ class TrainingLoaders:
         facts["global batch size"] = self.global_batch_size
         return facts
 
+    def begin(self) -> None:
+        """A new set of loaders is set up, in place of another one."""
+        self._is_open, self._parts = True, []
+
     def add(self, rows: int, source: Source) -> int:
-        """A loader is set up, and with the first one after `close` a new set begins; returns its number in the set.
+        """A loader is set up; returns its number in the set.
 
         Raises:
             UnsupportedError, OptionError: loaders that cannot be combined, or options that several loaders exclude.
         """
-        return self._add(rows, source, source.length, by_plan=True)
+        return self._add(rows, source, source.length)
 
-    def add_stream(self, rows: int, length: int | None, *, by_plan: bool) -> int:
+    def add_stream(
+        self, rows: int, length: int | None, own_rows: tuple[int, ...] | None = None
+    ) -> int:
         """The same for a stream, of `length` batches on this rank.
+
+        Args:
+            own_rows: rows of each rank's batches, where a rank takes the batches of its own loader as they are.
 
         Raises:
             OptionError: an option that means nothing where each rank trains on the batches of its own loader.
         """
-        if not by_plan:
+        if own_rows is not None:
             self._plans.options.refuse_for_own_batches()
-        return self._add(rows, None, length, by_plan=by_plan)
+        return self._add(rows, None, length, own_rows)
 
-    def _add(self, rows: int, source: Source | None, length: int | None, *, by_plan: bool) -> int:
-        if not self._is_open:
-            self._is_open, self._parts = True, []
+    def _add(
+        self,
+        rows: int,
+        source: Source | None,
+        length: int | None,
+        own_rows: tuple[int, ...] | None = None,
+    ) -> int:
         number = len(self._parts)
         name = "training data set" if number == 0 else f"training data set {number + 1}"
-        self._parts.append(Part(name, rows, source, length, by_plan))
+        self._parts.append(Part(name, rows, source, length, own_rows))
         if number and self._plans.options.global_batch_size is not None:
             raise OptionError(
                 "global_batch_size: expected none with several training loaders, got"
@@ -149,8 +162,8 @@ class TrainingLoaders:
         if not self.is_single:
             for part in self._parts:
                 self._check_short_step(part, weighs_rows)
-        elif not first.by_plan:
-            self._plans.keep(equal_split(self._ranks, first.rows), OWN_BATCHES)
+        elif first.own_rows is not None:
+            self._plans.keep(BatchPlan(first.own_rows), OWN_BATCHES)
             return
         elif first.usual_rows is None:
             self._plans.options.refuse_said_rows("batches of any size")
@@ -177,9 +190,11 @@ class TrainingLoaders:
         if self._is_open and (
             schedule is None or schedule.latest.global_batch_size != self.global_batch_size
         ):
-            return self._plans.split(self._plans.given(self._ranks, part.usual_rows), step_rows)
-        assert schedule is not None
-        plan = schedule.plan_at(step)
+            rows_of_step = part.usual_rows if self.is_single else self.global_batch_size
+            plan = self._plans.given(self._ranks, rows_of_step, unit=self.unit)
+        else:
+            assert schedule is not None
+            plan = schedule.plan_at(step)
         if self.is_single:
             return self._plans.split(plan, step_rows)
         units = [size // self.unit for size in plan.batch_sizes]

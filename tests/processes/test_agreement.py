@@ -122,19 +122,6 @@ def no_loader_of_torch(rank: int) -> None:
     fit(BoaStrategy(), [torch.zeros(4, 6)] * 3)
 
 
-def evaluation_loaders_of_two_kinds(rank: int) -> None:
-    quiet()
-    validation = [plain_loader(), DataLoader(Stream(), batch_size=4)]
-    chosen = trainer_options(Training(epochs=1))
-    trainer = pl.Trainer(strategy=BoaStrategy(), devices=RANKS, **chosen)
-    trainer.validate(TwoLoaders(), validation)
-
-
-class TwoLoaders(Regression):
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        self.log("val", self.errors(batch).mean(), sync_dist=True)
-
-
 def collate_that_drops_rows(rank: int) -> None:
     loader = DataLoader(NumberedRows(32), batch_size=4, collate_fn=first_three)
     fit(BoaStrategy(batch_sizes=[4, 4]), loader)
@@ -269,7 +256,6 @@ REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
     stream_that_is_empty_on_one_rank: ("LoaderError", "a batch on every rank", "none on [1]"),
     no_loader_of_torch: ("LoaderError", "a stream among them"),
     collate_that_drops_rows: ("UnsupportedError", "4 rows", "leading size is 3"),
-    evaluation_loaders_of_two_kinds: ("UnsupportedError", "sequential"),
     rank_zero_without_rows: ("OptionError", "batch_sizes", "rank 0"),
     gather_of_unequal_rows: ("UnsupportedError", "(5, 6), (3, 6)", "gather_rows"),
     collate_that_drops_rows_later: ("UnsupportedError", "4 rows", "leading size is 3"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -344,6 +345,14 @@ def the_users_own_split(rank: int) -> Any:
     return trained(BoaStrategy(), loader, use_distributed_sampler=False)
 
 
+def the_users_own_batch_sizes(rank: int) -> Any:
+    mine = Subset(NumberedRows(DATA), range(18) if rank == 0 else range(100, 106))
+    loader = DataLoader(mine, batch_size=(6, 2)[rank])
+    strategy = BoaStrategy()
+    found = trained(strategy, loader, use_distributed_sampler=False)
+    return *found, strategy.plan.batch_sizes
+
+
 class OwnOfOtherLengths(Own):
     def __len__(self) -> int:
         return 11 - 2 * self.rank
@@ -387,6 +396,24 @@ def two_loaders_go_on_in_the_middle(rank: int) -> Any:
     return whole.seen[7:] == module.seen, whole.others[7:] == module.others, len(module.seen)
 
 
+def other_loaders_go_on_in_the_middle(rank: int) -> Any:
+    path = Path("two.ckpt").absolute()
+    trained(BoaStrategy(), two(2, 4), BothLoaders(), callbacks=[StopsAfter(7, path)])
+
+    def go_on(data: Any, sizes: list[int] | None = None) -> int:
+        trainer = trainer_with(BoaStrategy(batch_sizes=sizes))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.fit(BothLoaders(), data, ckpt_path=str(path), weights_only=False)
+        said.extend(str(each.message) for each in caught if "checkpoint's" in str(each.message))
+        return trainer.global_step
+
+    said: list[str] = []
+    one_less = refusal(lambda: go_on(two(2, 4)["a"]))
+    other_sum = refusal(lambda: go_on(two(3, 6), [15, 3]))
+    return one_less, other_sum, go_on(two(3, 6)), said
+
+
 def evaluation_of_batch_lists(rank: int) -> dict[str, float]:
     trainer = trainer_with(BoaStrategy())
     module = CountsRows()
@@ -397,6 +424,49 @@ def evaluation_of_batch_lists(rank: int) -> dict[str, float]:
         "rows": rows,
         "predicted": float(sum(len(batch) for batch in predicted)),
     }
+
+
+class MeanOfRows(Regression):
+    """Logs the mean number of the rows of each loader."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("mean", batch[2].double().mean(), sync_dist=True, on_step=False, on_epoch=True)
+
+
+def evaluation_of_rows_and_a_stream(rank: int) -> dict[bool, dict[str, float]]:
+    """The first steps of a loader beside a stream are read ahead."""
+    found = {}
+    for stream_first in (False, True):
+        loaders: list[Any] = [
+            DataLoader(NumberedRows(11), batch_size=2),
+            DataLoader(Shard(rank, 20), batch_size=2),
+        ]
+        trainer = trainer_with(BoaStrategy())
+        trainer.validate(MeanOfRows(), loaders[:: -1 if stream_first else 1], verbose=False)
+        found[stream_first] = {k: float(each) for k, each in trainer.callback_metrics.items()}
+    return found
+
+
+def drops_a_row(rows: list[Any]) -> Any:
+    return default_collate(rows[:1])
+
+
+def rows_that_collate_drops(rank: int) -> dict[str, str]:
+    def loader(batch_size: int = 2, collate: Any = drops_a_row) -> DataLoader[Any]:
+        return DataLoader(NumberedRows(24), batch_size=batch_size, collate_fn=collate)
+
+    def evaluate(stage: str, module: Any) -> Any:
+        return getattr(trainer_with(BoaStrategy()), stage)(module, loader(), verbose=False)
+
+    found = {
+        stage: refusal(lambda stage=stage: evaluate(stage, CountsRows()))  # type: ignore[misc]
+        for stage in ("validate", "test")
+    }
+    sanity = trainer_with(BoaStrategy(), num_sanity_val_steps=1)
+    found["fit"] = refusal(lambda: sanity.fit(CountsRows(), loader(collate=None), loader()))
+    trainer = trainer_with(BoaStrategy(), num_sanity_val_steps=1, max_epochs=1)
+    found["weighted"] = refusal(lambda: trainer.fit(CountsItself(), loader(), loader()))
+    return found
 
 
 class Combines(Regression):
@@ -500,6 +570,8 @@ class CountsRows(Regression):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("rows", float(len(batch[2])), reduce_fx="sum", sync_dist=True)
 
+    test_step = validation_step
+
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         return batch[2]
 
@@ -522,10 +594,14 @@ SCENES: tuple[Callable[[int], Any], ...] = (
     items_that_are_whole_batches,
     evaluation_side_by_side,
     evaluation_of_streams,
+    evaluation_of_rows_and_a_stream,
+    rows_that_collate_drops,
     the_users_own_split,
+    the_users_own_batch_sizes,
     own_splits_of_two_lengths,
     batch_lists_go_on_in_the_middle,
     two_loaders_go_on_in_the_middle,
+    other_loaders_go_on_in_the_middle,
     evaluation_of_batch_lists,
 )
 
@@ -721,6 +797,33 @@ def test_a_split_of_the_users_stays_and_is_weighted(played: Any) -> None:
     assert_trained_like_one(ranks, [epoch] * 2)
 
 
+def test_each_ranks_own_loader_may_have_its_own_batch_size(played: Any) -> None:
+    ranks = scene_of(played, the_users_own_batch_sizes)
+    epoch = [[*range(6 * step, 6 * step + 6), 100 + 2 * step, 101 + 2 * step] for step in range(3)]
+    assert_trained_like_one(ranks, [epoch] * 2)
+    assert [found[3] for found in ranks] == [(6, 2)] * 2
+
+
+@pytest.mark.parametrize("stream_first", [False, True])
+def test_rows_and_a_stream_are_evaluated_in_any_order(played: Any, stream_first: bool) -> None:
+    for found in scene_of(played, evaluation_of_rows_and_a_stream):
+        rows, stream = (f"mean/dataloader_idx_{int(number == stream_first)}" for number in (1, 0))
+        assert found[stream_first][rows] == pytest.approx(5.0, rel=1e-12)
+        assert found[stream_first][stream] == pytest.approx(9.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "fit"])
+def test_rows_that_collate_drops_are_noticed_in_evaluation(played: Any, stage: str) -> None:
+    for found in scene_of(played, rows_that_collate_drops):
+        assert found[stage].startswith("UnsupportedError: Expected a batch of 2 rows")
+        assert "boa_batch_weight" in found[stage]
+
+
+def test_a_loss_that_says_what_it_counts_may_drop_rows(played: Any) -> None:
+    for found in scene_of(played, rows_that_collate_drops):
+        assert found["weighted"] == "nothing"
+
+
 def test_own_splits_must_have_as_many_batches_on_each_rank(played: Any) -> None:
     for message in scene_of(played, own_splits_of_two_lengths):
         assert message.startswith("AgreementError")
@@ -737,6 +840,17 @@ def test_batch_lists_go_on_in_the_middle_of_an_epoch(played: Any) -> None:
 def test_two_loaders_go_on_in_the_middle_of_an_epoch(played: Any) -> None:
     for found in scene_of(played, two_loaders_go_on_in_the_middle):
         assert found == (True, True, 16 - 7)
+
+
+def test_other_loaders_than_in_the_checkpoint_are_noticed(played: Any) -> None:
+    for rank, found in enumerate(scene_of(played, other_loaders_go_on_in_the_middle)):
+        one_less, other_sum, steps, said = found
+        assert "as in the checkpoint, 2, got 1" in one_less
+        assert "those of the checkpoint" in other_sum
+        assert steps == 16
+        texts = [text.partition("boa: ")[2] for text in said]
+        assert len(texts) == (2 if rank == 0 else 0)
+        assert all(text.startswith("the global batch stays the checkpoint's") for text in texts)
 
 
 def test_every_row_of_batch_lists_is_evaluated_once(played: Any) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import LearningRateFinder
 from pytorch_lightning.tuner import Tuner
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from lightning_boa import BoaStrategy
 from lightning_boa.planning import Orchestration
@@ -26,6 +27,7 @@ from tests.processes.training import (
     Regression,
     Training,
     quiet,
+    relative_error,
     trainer_options,
 )
 
@@ -154,7 +156,87 @@ class WithRate(Regression):
         self.lr = 0.01
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=self.lr)
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+
+
+class OfSeveralLoaders(WithRate):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        parts = list(batch.values()) if isinstance(batch, dict) else [batch]
+        losses = [super(OfSeveralLoaders, self).training_step(part, batch_idx) for part in parts]
+        return torch.stack(losses).sum()
+
+
+class Shard(IterableDataset[Any]):
+    """A stream of this rank's own rows."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = NumberedRows(64)
+        return (rows[row] for row in range(self.rank, 64, RANKS))
+
+
+class FindsInEachEpoch(LearningRateFinder):
+    """As Lightning's documentation has it."""
+
+    def on_fit_start(self, *arguments: Any) -> None: ...
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.lr_find(trainer, pl_module)
+
+
+def two_loaders() -> dict[str, DataLoader[Any]]:
+    return {"a": loader(batch_size=4), "b": loader(32, batch_size=2)}
+
+
+FINDS: dict[str, tuple[dict[str, Any], Callable[[int], Any]]] = {
+    "measured": ({}, lambda rank: loader(shuffle=True)),
+    "fixed plan": ({"batch_sizes": [5, 3]}, lambda rank: loader(shuffle=True)),
+    "two loaders": ({"batch_sizes": [9, 3]}, lambda rank: two_loaders()),
+    "two loaders, measured": ({}, lambda rank: two_loaders()),
+    "stream": ({}, lambda rank: DataLoader(Shard(rank), batch_size=4)),
+    "stream, fixed plan": (
+        {"batch_sizes": [6, 2]},
+        lambda rank: DataLoader(Shard(rank), batch_size=4),
+    ),
+}
+
+
+def learning_rate_finder_in_a_fit(rank: int) -> dict[Any, Any]:
+    """How far the weights are from those of the same training without it, the steps and the plan."""
+    found: dict[Any, Any] = {}
+    for name, (options, data) in FINDS.items():
+        modules = []
+        for kind in (None, LearningRateFinder, FindsInEachEpoch):
+            finder = [] if kind is None else [kind(num_training_steps=6, update_attr=False)]
+            trainer = trainer_with(BoaStrategy(**options), callbacks=finder, max_epochs=3)
+            modules.append(module := OfSeveralLoaders())
+            trainer.fit(module, data(rank))
+            strategy = trainer.strategy
+            found[name, kind] = (
+                relative_error(*(list(each.parameters()) for each in (module, modules[0]))),
+                trainer.global_step,
+                strategy.plan.batch_sizes,
+                strategy.orchestration is not None and strategy.orchestration.phase,
+            )
+        trainer = trainer_with(BoaStrategy(**options))
+        rates = Tuner(trainer).lr_find(OfSeveralLoaders(), data(rank), num_training=6)
+        found[name, Tuner] = len(rates.results["loss"])
+    return found
+
+
+class OtherInEachEpoch(OfSeveralLoaders):
+    def train_dataloader(self) -> Any:
+        epoch = self.trainer.current_epoch
+        return two_loaders() if epoch % 2 else DataLoader(Shard(self.global_rank), batch_size=6)
+
+
+def a_stream_then_two_loaders(rank: int) -> tuple[int, int, bool]:
+    """Both have as many rows in a step."""
+    trainer = trainer_with(max_epochs=4, reload_dataloaders_every_n_epochs=1)
+    trainer.fit(module := OtherInEachEpoch())
+    return trainer.global_step, len(module.seen), trainer.strategy.fixed_schedule is None
 
 
 class LargerEachEpoch(Regression):
@@ -264,6 +346,8 @@ SCENES: tuple[Callable[[int], Any], ...] = (
     single_rows_with_batch_norm,
     evaluation_after_fit,
     learning_rate_finder,
+    learning_rate_finder_in_a_fit,
+    a_stream_then_two_loaders,
     batches_that_grow,
     pickled_while_it_trains,
     backward_outside_the_step,
@@ -325,6 +409,28 @@ def test_evaluation_leaves_the_plan_and_the_state_of_training(played: Any) -> No
 
 def test_the_learning_rate_finder_runs_with_equal_shares(played: Any) -> None:
     assert all(found["learning_rate_finder"] for found in played)
+
+
+@pytest.mark.parametrize("name", FINDS)
+def test_the_learning_rate_finder_leaves_no_trace_in_a_training(played: Any, name: str) -> None:
+    planned = "planned" if "measured" in name else False
+    for found in (each["learning_rate_finder_in_a_fit"] for each in played):
+        _, steps, plan, phase = found[name, None]
+        for kind in (LearningRateFinder, FindsInEachEpoch):
+            error, *others = found[name, kind]
+            assert error < 1e-10
+            assert others[0] == steps
+            assert others[2] == phase == planned
+            assert sum(others[1]) == sum(plan)
+        assert found[name, Tuner] == 6
+
+
+def test_a_stream_and_several_loaders_may_follow_one_another(played: Any) -> None:
+    for found in played:
+        of_stream, of_two = 2 * 6, 2 * 8
+        steps, seen, is_measured = found["a_stream_then_two_loaders"]
+        assert (steps, seen) == (of_stream + of_two, of_stream + 2 * of_two)
+        assert is_measured
 
 
 def test_a_global_batch_that_grows_is_planned_anew(played: Any) -> None:

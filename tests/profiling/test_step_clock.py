@@ -191,6 +191,19 @@ def test_a_step_that_never_ended_is_left_out(clock: StepClock, ticker: Any) -> N
     assert (record.step, record.compute, record.period) == (1, 1.0, 1.0)
 
 
+def test_a_step_that_never_ended_does_not_end_once_the_clock_is_off(
+    clock: StepClock, ticker: Any
+) -> None:
+    clock.begin(1, rows=3, step_rows=8, loader_wait=0.0)
+    clock.enter_compute()
+    ticker.passes(1.0)
+    clock.enabled = False
+    clock.begin(2, rows=3, step_rows=8, loader_wait=0.0)
+    clock.end()
+
+    assert clock.records() == []
+
+
 def test_the_newest_steps_are_kept(ticker: Any) -> None:
     clock = StepClock(rank=0, clock=ticker, capacity=3)
     for step in range(5):

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from lightning_boa.data import Share
 from lightning_boa.errors import UnsupportedError
@@ -28,6 +30,7 @@ Pair = namedtuple("Pair", ["image", "label"])
         (["text", None, 3], set()),
         (object(), set()),
         ({}, set()),
+        ([pack_sequence([torch.zeros(4), torch.zeros(2)]), torch.zeros(2)], {2}),
     ],
 )
 def test_all_tensors_of_a_batch_are_looked_at(batch: Any, sizes: set[int]) -> None:
@@ -92,3 +95,126 @@ def test_where_nobody_knows_the_rows_nothing_is_compared() -> None:
     check = RowCheck()
     for rows in (8, 6):
         check(torch.zeros(rows, 2), Share(step=0, rows=1, step_rows=2, fetched=0), rank=0)
+
+
+def packed(*lengths: int) -> PackedSequence:
+    return pack_sequence([torch.zeros(each, 6) for each in lengths], enforce_sorted=False)
+
+
+def fields(rows: int, other: int = 6) -> dict[str, Tensor]:
+    """Rows whose other dimension may be as many as were asked for."""
+    return {"x": torch.zeros(rows, other, 4), "number": torch.zeros(rows)}
+
+
+def detection(*objects: int) -> Any:
+    """Columns of images and targets, an image of each size."""
+    images = tuple(torch.zeros(3, 8 + each, 8) for each in objects)
+    return images, tuple({"boxes": torch.zeros(each, 4)} for each in objects)
+
+
+@pytest.mark.parametrize(
+    ("asked", "batch"),
+    [
+        pytest.param(6, fields(5), id="as many time steps"),
+        pytest.param(3, {"x": torch.zeros(2, 3, 8, 8), "y": torch.zeros(2)}, id="three channels"),
+        pytest.param(
+            3, [torch.zeros(2, 6), torch.zeros(2), torch.zeros(2, 1).long()], id="three fields"
+        ),
+        pytest.param(4, detection(1, 2, 3), id="columns"),
+        pytest.param(2, detection(1), id="two columns"),
+        pytest.param(4, {"text": ["a"] * 3, "boxes": [torch.zeros(7, 4)] * 3}, id="named columns"),
+        pytest.param(4, [(torch.zeros(3), "a")] * 3, id="collate_fn=list"),
+        pytest.param(4, [packed(3, 2, 1), torch.zeros(3)], id="packed sequences"),
+    ],
+)
+def test_rows_that_are_missing_at_once_are_refused(asked: int, batch: Any) -> None:
+    with pytest.raises(UnsupportedError, match=f"{asked} rows on rank 0 .*boa_batch_weight"):
+        RowCheck()(batch, share(asked), rank=0)
+
+
+def views(rows: int) -> Any:
+    return [torch.zeros(rows, 3, 8, 8), torch.zeros(rows, 3, 8, 8)]
+
+
+def with_extras(rows: int) -> Any:
+    return {"ids": torch.zeros(rows, 9), "prior": torch.zeros(8), "names": ["a", "b", "c"]}
+
+
+def graphs(rows: int) -> Any:
+    return {"nodes": torch.zeros(3 * rows, 4), "labels": torch.zeros(rows)}
+
+
+def rows_of_lists(rows: int) -> Any:
+    return {
+        "crops": [[torch.zeros(3, 5)] * (1 + row) for row in range(rows)],
+        "prior": torch.ones(5),
+    }
+
+
+def two_lists(rows: int) -> Any:
+    return detection(*range(1, rows + 1))
+
+
+def of_strings(rows: int) -> Any:
+    return ["text"] * rows, torch.zeros(7), torch.zeros(9)
+
+
+def packed_rows(rows: int) -> Any:
+    return packed(*range(1, rows + 1)), torch.zeros(rows)
+
+
+KINDS = [views, with_extras, graphs, rows_of_lists, two_lists, of_strings, packed_rows, fields]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_any_number_of_rows_are_no_false_alarm(kind: Any) -> None:
+    check = RowCheck()
+    for rows in (6, 6, 4, 2, 3, 5, 1, 6, 9):
+        check(kind(rows), share(rows), rank=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param((6, 4), id="two sizes"),
+        pytest.param((6, 6, 6, 6, 6), id="some batches"),
+    ],
+)
+def test_rows_that_are_missing_later_are_refused(kind: Any, before: tuple[int, ...]) -> None:
+    check = RowCheck()
+    for rows in before:
+        check(kind(rows), share(rows), rank=0)
+    with pytest.raises(UnsupportedError, match="6 rows on rank 0"):
+        check(kind(5), share(6), rank=0)
+
+
+def test_it_says_where_the_rows_showed() -> None:
+    check = RowCheck()
+    for rows in (6, 4):
+        check(with_extras(rows), share(rows), rank=0)
+    with pytest.raises(
+        UnsupportedError, match=r"got 5 as batch\['ids'\]\.shape\[0\], where the rows"
+    ):
+        check(with_extras(5), share(6), rank=0)
+
+
+def test_what_is_equal_to_the_rows_by_chance_is_no_place_of_rows() -> None:
+    """Neither a dimension that never changes nor one that did not show the rows in another batch."""
+    check = RowCheck()
+    for nodes, asked in ((7, 4), (9, 4), (4, 4), (6, 4), (8, 3), (5, 3)):
+        check({"nodes": torch.zeros(nodes, 4), "edges": torch.zeros(2, 3 * nodes)}, share(asked), 0)
+
+
+def test_time_first_may_be_as_long_as_there_are_rows() -> None:
+    check = RowCheck()
+    for time, rows in ((4, 4), (4, 4), (7, 4), (4, 4), (5, 2), (2, 2), (6, 4)):
+        check({"x": torch.zeros(time, rows, 2), "y": torch.zeros(time, rows)}, share(rows), rank=0)
+
+
+def test_a_dimension_that_never_changes_hides_no_missing_rows_once_it_is_known() -> None:
+    check = RowCheck()
+    for rows in (3, 2):
+        check(torch.zeros(rows, 3, 8, 8), share(rows), rank=0)
+    with pytest.raises(UnsupportedError, match="3 rows on rank 0"):
+        check(torch.zeros(2, 3, 8, 8), share(3), rank=0)

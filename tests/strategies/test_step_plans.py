@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
 from lightning_boa.data import source_of
@@ -33,6 +35,11 @@ from lightning_boa.strategies.training_loaders import TrainingLoaders
 
 def source(rows: int, batch_size: int, **options: Any) -> Any:
     return source_of(DataLoader(range(rows), batch_size, **options))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def on_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)
 
 
 def settled(options: BoaOptions, ranks: int, *batch_sizes: int, rows: int = 480) -> TrainingLoaders:
@@ -119,20 +126,20 @@ def test_several_loaders_exclude_one_global_batch_and_streams() -> None:
     loaders = TrainingLoaders(StepPlans(BoaOptions()), 2)
     loaders.add(8, source(32, 4))
     with pytest.raises(LoaderError, match="got a stream among"):
-        loaders.add_stream(8, None, by_plan=False)
+        loaders.add_stream(8, None, (4, 4))
 
 
 def test_a_stream_is_not_planned_unless_asked() -> None:
     plans = StepPlans(BoaOptions())
     loaders = TrainingLoaders(plans, 2)
-    loaders.add_stream(8, None, by_plan=False)
+    loaders.add_stream(8, None, (4, 4))
     loaders.close(0, refuses_single_rows=False, weighs_rows=False)
     plans.begin({}, 0)
     assert plans.orchestration is None
     assert "own loader" in plans.fixed_reason
 
     loaders = TrainingLoaders(StepPlans(BoaOptions(batch_sizes=(8, 0))), 2)
-    loaders.add_stream(8, None, by_plan=True)
+    loaders.add_stream(8, None)
     with pytest.raises(OptionError, match="rows for every rank of a stream"):
         loaders.close(0, refuses_single_rows=False, weighs_rows=False)
 
@@ -150,7 +157,7 @@ def test_a_stream_is_not_planned_unless_asked() -> None:
 def test_options_that_mean_nothing_for_own_batches_are_refused(options: dict[str, Any]) -> None:
     loaders = TrainingLoaders(StepPlans(BoaOptions(**options)), 2)
     with pytest.raises(OptionError, match=f"^{next(iter(options))}: expected none"):
-        loaders.add_stream(8, None, by_plan=False)
+        loaders.add_stream(8, None, (4, 4))
 
 
 @pytest.mark.parametrize("option", [{"max_batch_size": 2}, {"profile": "p.json"}])
@@ -184,10 +191,12 @@ def test_new_loaders_with_other_rows_or_bounds_are_measured_anew() -> None:
     assert plans.orchestration is not None
     plans.orchestration = plans.orchestration.keep_split("as measured")
 
+    loaders.begin()
     loaders.add(12, source(48, 6))
     loaders.close(4, refuses_single_rows=False, weighs_rows=False)
     assert plans.orchestration.phase == "planned"
 
+    loaders.begin()
     loaders.add(8, source(48, 4))
     loaders.add(4, source(24, 2))
     loaders.close(8, refuses_single_rows=False, weighs_rows=True)
@@ -195,8 +204,9 @@ def test_new_loaders_with_other_rows_or_bounds_are_measured_anew() -> None:
     assert plans.orchestration.settings.granularity == 3
 
 
-def test_a_new_set_of_loaders_begins_after_the_last_one_is_settled() -> None:
+def test_a_new_set_of_loaders_takes_the_place_of_the_last_one() -> None:
     loaders = settled(BoaOptions(), 2, 4, 2)
+    loaders.begin()
     assert loaders.next_number == 0
     assert loaders.add(16, source(32, 8)) == 0
     assert loaders.is_single
@@ -278,8 +288,8 @@ def test_other_rows_in_the_middle_need_a_warm_up() -> None:
             plans.use(10, 2, 20)
 
 
-def restart(*rows: int, inside_epoch: bool = False) -> Restart:
-    return Restart(rows, 3, 0, None, {}, inside_epoch)
+def restart(*rows: int, inside_epoch: bool = False, own: tuple[int, ...] = ()) -> Restart:
+    return Restart(rows, 3, 0, None, {}, inside_epoch, own)
 
 
 def test_a_checkpoint_decides_the_rows_of_each_loader() -> None:
@@ -314,4 +324,121 @@ def test_the_state_of_a_checkpoint_comes_back() -> None:
     TrainingLoaders(plans, 2).add(8, source(32, 4))
     state = plans.state(5)
     assert state is not None
-    assert Restart.of(state, inside_epoch=True) == Restart((8,), 2, 5, None, {}, True)
+    assert Restart.of(state, inside_epoch=True) == Restart((8,), 2, 5, None, {}, True, (4,))
+
+
+def test_a_checkpoint_of_an_older_version_says_nothing_of_the_loaders_own_batch_sizes() -> None:
+    state = restart(12, own=(4,)).to_dict()
+    del state["batch_sizes_of_loaders"]
+    assert Restart.of(state, inside_epoch=False) == restart(12)
+    assert rows_after(restart(12), 6) == [12]
+
+
+def rows_after(state: Restart, *batch_sizes: int, **options: Any) -> list[int]:
+    """Rows of the loaders that are set up after a checkpoint has been read, on three ranks as before."""
+    plans = StepPlans(BoaOptions(**options))
+    plans.restore(state)
+    plans.begin_loaders(len(batch_sizes))
+    return [plans.rows_of_full_step(number, size, 3) for number, size in enumerate(batch_sizes)]
+
+
+def test_another_batch_size_than_in_the_checkpoint_is_said() -> None:
+    with pytest.warns(
+        UserWarning, match=r"12 rows \(batch_size=4 .* batch_size=6 now\. global_bat"
+    ) as said:
+        assert rows_after(restart(12, own=(4,)), 6) == [12]
+    assert len(said) == 1
+    with pytest.warns(UserWarning, match=r"batch_size=3 now\.$"):
+        assert rows_after(restart(12, 6, own=(4, 2)), 3, 2) == [12, 6]
+
+
+def test_the_same_rows_need_no_word() -> None:
+    assert rows_after(restart(12, own=(4,)), 4) == [12]
+    assert rows_after(restart(12, own=(4,)), 6, global_batch_size=18) == [18]
+    plans = StepPlans(BoaOptions())
+    plans.restore(restart(12, own=(4,)))
+    assert plans.rows_of_full_step(0, 6, 2) == 12
+
+
+def test_lists_of_another_size_count_and_it_is_said() -> None:
+    plans = StepPlans(BoaOptions())
+    plans.restore(restart(12, own=(4,)))
+    with pytest.warns(UserWarning, match="batch_size=6 now, 4 when"):
+        assert plans.rows_of_full_step(0, 6, 2, of_lists=True) == 18
+    assert plans.rows_of_full_step(0, 6, 2, of_lists=True) == 18
+
+
+def test_loaders_that_change_later_leave_the_checkpoint_behind() -> None:
+    plans = StepPlans(BoaOptions())
+    plans.restore(restart(12, own=(4,)))
+    plans.begin_loaders(1)
+    assert plans.rows_of_full_step(0, 4, 3) == 12
+    plans.use(12, 3, 0)
+    plans.begin({}, 0)
+    for batch_size, rows in ((4, 12), (5, 15)):
+        plans.begin_loaders(1)
+        assert plans.rows_of_full_step(0, batch_size, 3) == rows
+    plans.begin_loaders(2)
+
+
+def test_another_number_of_loaders_than_in_the_checkpoint() -> None:
+    with pytest.warns(UserWarning, match="number of training loaders is 2, now it is 1"):
+        assert rows_after(restart(12, 6, own=(4, 2)), 5) == [15]
+    with pytest.raises(UnsupportedError, match="as in the checkpoint, 2, got 1"):
+        rows_after(restart(12, 6, inside_epoch=True), 4)
+
+
+def test_batch_sizes_that_do_not_fit_the_checkpoint_are_refused_with_its_name() -> None:
+    for state, sizes, names_it in (
+        (restart(12, own=(4,)), (6, 6, 6), True),
+        (restart(12, own=(4,)), (9, 9), False),
+        (restart(18, own=(6,)), (4, 4, 4), False),
+    ):
+        plans = StepPlans(BoaOptions(batch_sizes=sizes))
+        plans.restore(state)
+        plans.begin_loaders(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rows = plans.rows_of_full_step(0, 6, 3)
+        with pytest.raises(OptionError, match="batch_sizes") as refused:
+            plans.use(rows, 3, 0)
+        assert ("those of the checkpoint" in str(refused.value)) == names_it
+
+
+def test_a_checkpoint_that_is_read_while_training_goes_on_changes_nothing() -> None:
+    """As the learning-rate finder does after its steps."""
+    plans = StepPlans(BoaOptions())
+    plans.rows_of_full_step(0, 4, 2)
+    TrainingLoaders(plans, 2).add(8, source(32, 4))
+    plans.use(8, 2, 0)
+    plans.begin({}, 0)
+    before = plans.orchestration
+    state = plans.state(5)
+    assert state is not None
+    plans.restore(Restart.of(state, inside_epoch=False))
+    assert before is not None
+    assert plans.orchestration is before
+
+
+def test_each_rank_may_have_batches_of_its_own_size() -> None:
+    plans = StepPlans(BoaOptions())
+    loaders = TrainingLoaders(plans, 2)
+    rows = plans.rows_of_own_batches(0, (6, 2), rank=1)
+    loaders.add_stream(rows, None, (6, 2))
+    loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+    assert loaders.facts["global batch size"] == 8
+    assert plans.latest == BatchPlan((6, 2))
+    state = plans.state(0)
+    assert state is not None
+    assert (state["rows_of_loaders"], state["batch_sizes_of_loaders"]) == ([8], [2])
+
+
+@pytest.mark.parametrize("sizes", [None, (9, 3)])
+def test_several_loaders_are_split_in_units_before_they_are_settled(sizes: Any) -> None:
+    """As in the steps of the learning-rate finder."""
+    loaders = TrainingLoaders(StepPlans(BoaOptions(batch_sizes=sizes)), 2)
+    loaders.add(8, source(32, 4))
+    loaders.add(4, source(16, 2))
+    shares = [6, 2] if sizes else [4, 4]
+    assert loaders.rows_of(0, 0, 8) == shares
+    assert loaders.rows_of(1, 0, 4) == [rows // 2 for rows in shares]

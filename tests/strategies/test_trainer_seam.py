@@ -57,6 +57,27 @@ def test_loaders_are_diverted_on_the_instance_alone() -> None:
     assert others._prepare_dataloader("loader", True, Stage.TRAINING)[0] == "lightning's own way"
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_a_set_of_training_loaders_is_announced_whenever_it_is_asked_for(package: Any) -> None:
+    trainer = package.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    combined = importlib.import_module(f"{package.__name__}.utilities").CombinedLoader
+    for loaders, number in (([1, 2], 1), ({"a": [1], "b": [[2], [3]]}, 3), (combined([[1]]), 1)):
+        told: list[int] = []
+        source = trainer.fit_loop._data_source
+        source.instance = loaders
+        for _ in range(2):
+            trainer_seam.announce_loaders(trainer, told.append)
+            assert source.dataloader() is loaders
+        assert told == [number, number]
+
+
 def test_diverting_again_forgets_the_first_strategy() -> None:
     connector = Connector()
     trainer = SimpleNamespace(_data_connector=connector)
@@ -135,9 +156,11 @@ def test_how_evaluation_loaders_are_combined_and_which_step_runs(package: Any, s
     assert trainer_seam.evaluation_mode(trainer) == ("min_size", [[1], [2]])
     loop.batch_progress.current.ready = 3
     assert trainer_seam.evaluation_step(trainer) == (6, False)
+    assert trainer_seam.evaluated_loader(trainer) == [1]
     loop.batch_progress.is_last_batch = True
     loop._results.dataloader_idx = 1
     assert trainer_seam.evaluation_step(trainer) == (7, True)
+    assert trainer_seam.evaluated_loader(trainer) == [2]
 
 
 def test_the_position_is_that_of_finished_steps(package: Any) -> None:
