@@ -26,6 +26,7 @@ class StepWatch:
     def __init__(self, first_step: int, rank: int, exchange: BlockExchange) -> None:
         self._begin = first_step
         self._measured: range | None = None
+        self._sent_from = first_step
         self._rank = rank
         self._exchange = exchange
         self._wants_change = False
@@ -45,7 +46,7 @@ class StepWatch:
             self._begin += orchestration.block_interval
         elif self._measured is not None:
             self._send(self._measured, clock.records(before=step), orchestration)
-            self._measured = None
+            self._sent_from, self._measured = self._measured.start, None
         elif self._exchange.is_under_way:
             return self._received(self._exchange.receive(), orchestration)
         return orchestration, False
@@ -75,7 +76,7 @@ class StepWatch:
     def _received(
         self, figures: BlockFigures, orchestration: Orchestration
     ) -> tuple[Orchestration, bool]:
-        block = figures.block
+        block = figures.block_from(self._sent_from)
         if block is not None:
             orchestration = orchestration.with_block(block)
             self._look_at_loaders(figures)

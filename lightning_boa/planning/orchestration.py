@@ -28,6 +28,7 @@ from lightning_boa.planning.rounds import (
     best_known,
     cautious,
     equal_within,
+    hopeful,
     rank_fits,
     refined,
     usable_upper,
@@ -266,7 +267,12 @@ class Orchestration:
             return replace(done, watch=None)
         if self.watch is not None:
             return replace(done, watch=replace(self.watch, bounds=self._watched_bounds))
-        return replace(done, watch=Watch(self._watched_models, self._watched_bounds))
+        watch = Watch(
+            models=self._watched_models,
+            bounds=self._watched_bounds,
+            doubt=self._evidence.error,
+        )
+        return replace(done, watch=watch)
 
     @property
     def _watched_bounds(self) -> Bounds:
@@ -277,7 +283,9 @@ class Orchestration:
     def _watched_models(self) -> tuple[TimeModel, ...]:
         evidence = self._evidence
         return tuple(
-            model if fit is None else cautious(model, max(fit.batch_sizes))
+            model
+            if fit is None
+            else hopeful(cautious(model, max(fit.batch_sizes)), fit.batch_sizes)
             for model, fit in zip(evidence.models, evidence.fits, strict=True)
         )
 
@@ -540,11 +548,13 @@ class Orchestration:
 
 
 def _with_outcome(rebalancings: tuple[Rebalancing, ...], watch: Watch) -> tuple[Rebalancing, ...]:
-    """The last change with what came of it, once a few blocks have run since."""
-    if not rebalancings or watch.calm != BLOCKS_OF_AN_OUTCOME or rebalancings[-1].gain is not None:
+    """The last change with what came of it, once a few blocks have run under its plan."""
+    if not rebalancings or rebalancings[-1].gain is not None:
         return rebalancings
-    seconds = median(block.period for block in watch.blocks[-BLOCKS_OF_AN_OUTCOME:])
-    return (*rebalancings[:-1], replace(rebalancings[-1], seconds_after=seconds))
+    since = [block.period for block in watch.blocks if block.first_step >= rebalancings[-1].step]
+    if len(since) < BLOCKS_OF_AN_OUTCOME:
+        return rebalancings
+    return (*rebalancings[:-1], replace(rebalancings[-1], seconds_after=median(since)))
 
 
 def _round_lengths(steps: int) -> tuple[int, ...]:

@@ -58,6 +58,34 @@ def cautious(model: TimeModel, largest: int) -> TimeModel:
 
 
 @dataclass(frozen=True)
+class HopefulTime:
+    """A fit that below the ``smallest`` measured rows goes on to fall as it does between them and the ``largest``.
+
+    A latency floor that noise has put there would else forbid to take rows from a device that has become slower. A
+    floor that was measured at both ends stays flat.
+    """
+
+    model: TimeModel
+    smallest: int
+    largest: int
+
+    def seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Seconds for ``rows`` (any shape)."""
+        at = np.asarray(rows, dtype=np.float64)
+        low, high = self.model.seconds([self.smallest, self.largest])
+        slope = min((high - low) / (self.largest - self.smallest), low / self.smallest)
+        chord = low - slope * (self.smallest - at)
+        return np.minimum(self.model.seconds(at), np.where(at < self.smallest, chord, np.inf))
+
+
+def hopeful(model: TimeModel, sizes: Sequence[int]) -> TimeModel:
+    """``model`` with hope below the measured ``sizes``, itself where that makes no difference."""
+    if len(sizes) == 1 or (isinstance(model, LinearTime) and model.floor <= model.overhead):
+        return model
+    return HopefulTime(model, min(sizes), max(sizes))
+
+
+@dataclass(frozen=True)
 class Decision:
     """The next plan, whether the warm-up ends with it, and why in one sentence.
 

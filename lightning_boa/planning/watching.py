@@ -29,6 +29,7 @@ LEAST_NOISE = 0.001
 BLOCKS_TO_DECIDE = 3
 FALSE_ALARM = 1e-6
 SEPARATION = 2.0
+LIKELY_ERRORS = 2.0
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,12 @@ class Block:
     noise: float
     period: float
     loader_wait: float
+    first_step: int = 0
 
 
-def block_of(ratios: ArrayLike, *, period: float, loader_wait: float) -> Block | None:
+def block_of(
+    ratios: ArrayLike, *, period: float, loader_wait: float, first_step: int = 0
+) -> Block | None:
     """The block of measured over modelled seconds, ranks x steps; NaN where a rank had no rows.
 
     None where fewer than 3 steps were measured on all ranks that have rows in the block.
@@ -73,6 +77,7 @@ def block_of(ratios: ArrayLike, *, period: float, loader_wait: float) -> Block |
         noise=MAD_TO_DEVIATION * spread / sqrt(freedom),
         period=period,
         loader_wait=loader_wait,
+        first_step=first_step,
     )
 
 
@@ -116,6 +121,7 @@ class Watch:
         least: blocks that a window must have.
         calm: blocks since the last change.
         is_refined: the one small correction of the warm-up's plan, due when much more has been measured, is over.
+        doubt: standard error of the models' seconds, as a share of them.
     """
 
     models: tuple[TimeModel, ...]
@@ -124,6 +130,7 @@ class Watch:
     least: int = 1
     calm: int = 0
     is_refined: bool = False
+    doubt: float = 0.0
 
     def with_block(self, block: Block) -> Watch:
         """One more block has been measured."""
@@ -200,6 +207,7 @@ class Watch:
         """Plain values that `from_dict` reads; the models are kept elsewhere."""
         return {
             "bounds": [*map(list, astuple(self.bounds)[:2]), self.bounds.granularity],
+            "doubt": self.doubt,
             "blocks": [list(astuple(block)) for block in self.blocks],
             "least": self.least,
             "calm": self.calm,
@@ -213,6 +221,7 @@ class Watch:
         return cls(
             models=models,
             bounds=Bounds(tuple(lower), tuple(upper), granularity),
+            doubt=values["doubt"],
             blocks=tuple(Block(tuple(scales), *rest) for scales, *rest in values["blocks"]),
             least=values["least"],
             calm=values["calm"],
@@ -233,7 +242,7 @@ class _Search:
         self._watch = watch
         self._current = current
         self._newest_first = np.asarray([block.scales for block in watch.blocks])[::-1]
-        self._seconds = self._modelled(current)
+        self._seconds = _seconds_of(watch.models, current)
         self._every_window = every_window
         self._alarm = NormalDist().inv_cdf(1 - FALSE_ALARM / len(current))
 
@@ -256,19 +265,21 @@ class _Search:
 
     def _in_window(self, blocks: int) -> Finding | None:
         least = LEAST_GAIN if blocks >= LONG_WINDOW else LEAST_QUICK_GAIN
-        needed = max(least, self._alarm * self._watch.error(blocks))
+        noise = self._alarm * self._watch.error(blocks)
+        needed = max(least, noise, LIKELY_ERRORS * self._watch.doubt)
         if not self._may_gain(blocks, needed):
             return None
         finding = self._best_split(blocks)
-        return finding if finding.gain > needed and finding.sure_gain > 0 else None
+        return finding if finding.gain > needed else None
 
     def _may_gain(self, blocks: int, least: float) -> bool:
         """Whether some split could be faster by more than ``least``; a quick look before the search."""
-        scales = self._newest_first[:blocks]
-        allowed = float((scales * self._seconds).max(axis=1).mean()) / (1 + least)
+        window = self._newest_first[:blocks]
+        scales = window.mean(axis=0)
+        allowed = float((window * self._seconds).max(axis=1).mean()) / (1 + least)
         bounds = self._watch.bounds
         return can_be_done(
-            self._scaled(scales.mean(axis=0)),
+            _scaled(self._watch.models, scales),
             sum(self._current),
             allowed,
             lower=bounds.lower,
@@ -278,21 +289,19 @@ class _Search:
     def _best_split(self, blocks: int) -> Finding:
         window = self._newest_first[:blocks]
         scales = window.mean(axis=0)
+        models = self._watch.models
         regimes = self._regimes(window)
         typical = [scales, *(regime.scales for regime in regimes if regime.share < 1)]
-        costs = {
-            split: _mean_step(self._modelled(split), regimes)
-            for split in map(self._optimum, typical)
-        }
+        splits = {self._optimum(models, each) for each in typical}
+        costs = {split: _mean_step(_seconds_of(models, split), regimes) for split in splits}
         split = min(costs, key=lambda each: (costs[each], each))
+        now = _mean_step(self._seconds, regimes)
         return Finding(
             batch_sizes=split,
-            gain=_mean_step(self._seconds, regimes) / costs[split] - 1,
-            sure_gain=_mean_step(self._seconds, regimes)
-            / _mean_step(self._at_worst(split), regimes)
-            - 1,
+            gain=now / costs[split] - 1,
+            sure_gain=now / _mean_step(self._at_worst(models, split), regimes) - 1,
             blocks=blocks,
-            scales=tuple((scales / np.quantile(scales, 0.5, method="lower")).tolist()),
+            scales=tuple((scales / _lower_median(scales)).tolist()),
         )
 
     def _regimes(self, window: NDArray[np.float64]) -> list[_Regime]:
@@ -308,28 +317,15 @@ class _Search:
             for chosen in (is_slow, ~is_slow)
         ]
 
-    def _modelled(self, split: Sequence[int]) -> NDArray[np.float64]:
-        models = self._watch.models
-        return np.asarray(
-            [float(model.seconds(rows)) for model, rows in zip(models, split, strict=True)]
-        )
-
-    def _scaled(self, scales: NDArray[np.float64]) -> list[TimeModel]:
-        models = self._watch.models
-        return [scaled(model, scale) for model, scale in zip(models, scales.tolist(), strict=True)]
-
-    def _at_worst(self, split: Sequence[int]) -> NDArray[np.float64]:
+    def _at_worst(self, models: Sequence[TimeModel], split: Sequence[int]) -> NDArray[np.float64]:
         rows, before = np.asarray(split), np.maximum(self._current, 1)
         in_proportion = np.where(rows > before, self._seconds * rows / before, 0.0)
-        return np.maximum(self._modelled(split), in_proportion)
+        return np.maximum(_seconds_of(models, split), in_proportion)
 
-    def _optimum(self, scales: NDArray[np.float64]) -> tuple[int, ...]:
+    def _optimum(self, models: Sequence[TimeModel], scales: NDArray[np.float64]) -> tuple[int, ...]:
         bounds = self._watch.bounds
         split: NDArray[np.int64] = allocate(
-            [
-                scaled(model, float(scale))
-                for model, scale in zip(self._watch.models, scales, strict=True)
-            ],
+            _scaled(models, scales),
             sum(self._current),
             lower=bounds.lower,
             upper=bounds.upper,
@@ -337,6 +333,20 @@ class _Search:
             prefer=self._current,
         )
         return tuple(split.tolist())
+
+
+def _scaled(models: Sequence[TimeModel], scales: NDArray[np.float64]) -> list[TimeModel]:
+    return [scaled(model, scale) for model, scale in zip(models, scales.tolist(), strict=True)]
+
+
+def _seconds_of(models: Sequence[TimeModel], split: Sequence[int]) -> NDArray[np.float64]:
+    return np.asarray(
+        [float(model.seconds(rows)) for model, rows in zip(models, split, strict=True)]
+    )
+
+
+def _lower_median(scales: NDArray[np.float64]) -> float:
+    return float(np.quantile(scales, 0.5, method="lower"))
 
 
 def _mean_step(seconds: NDArray[np.float64], regimes: Sequence[_Regime]) -> float:

@@ -25,15 +25,15 @@ class BlockFigures(NamedTuple):
     periods: NDArray[np.float64]
     loader_waits: NDArray[np.float64]
 
-    @property
-    def block(self) -> Block | None:
-        """None where too little was measured."""
+    def block_from(self, first_step: int) -> Block | None:
+        """The block of steps that begins with ``first_step``; None where too little was measured."""
         if not np.isfinite(self.periods).all():
             return None
         return block_of(
             self.ratios,
             period=float(self.periods.max()),
             loader_wait=float(self.loader_waits.max()),
+            first_step=first_step,
         )
 
 
