@@ -271,6 +271,7 @@ class Orchestration:
             models=self._watched_models,
             bounds=self._watched_bounds,
             doubt=self._evidence.error,
+            spans=self._evidence.spans,
         )
         return replace(done, watch=watch)
 

@@ -143,6 +143,13 @@ class Evidence:
         return _root_mean_square([fit.relative_error for fit in self.fits if fit is not None])
 
     @cached_property
+    def spans(self) -> tuple[int, ...]:
+        """Rows between the smallest and the largest size that each rank's model rests on, the origin being one of them
+        where only one size was measured."""
+        sizes = [fit.batch_sizes if fit is not None else (1,) for fit in self.fits]
+        return tuple(max(each) - min(each) if len(each) > 1 else max(each) for each in sizes)
+
+    @cached_property
     def growth_limits(self) -> tuple[int, ...]:
         """The most rows each rank may try next: three times the most it has run, if allowed."""
         share = -(-sum(self.equal) // len(self.equal))

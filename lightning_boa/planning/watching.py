@@ -19,8 +19,7 @@ from lightning_boa.planning.time_models import TimeModel, scaled
 BLOCK_STEPS = 5
 LEAST_STEPS = 3
 MOST_BLOCKS = 512
-LEAST_GAIN = 0.01
-LEAST_QUICK_GAIN = 0.02
+LEAST_GAINS = {64: 0.02, 128: 0.01, MOST_BLOCKS + 1: 0.005}
 WANTED_ERROR = 0.004
 GAIN_OF_REFINEMENT = 0.0075
 LONG_WINDOW = 64
@@ -30,6 +29,7 @@ BLOCKS_TO_DECIDE = 3
 FALSE_ALARM = 1e-6
 SEPARATION = 2.0
 LIKELY_ERRORS = 2.0
+MOST_MOVES = 16
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ class Watch:
     """The blocks since the present regime of speeds began, and how much it takes to change the plan.
 
     A window of blocks speaks for another split if the mean step would be shorter by more than the noise of the window
-    explains (with a chance of a false alarm of 1e-6), and by more than two per cent, in a long window one. Each change
-    doubles the least length of a window: a device that keeps toggling soon is judged by its mean. A long calm halves it
-    again.
+    explains (with a chance of a false alarm of 1e-6), by more than two per cent, in long windows one or a half, and by
+    more than the models may be wrong about the rows that move. Each change doubles the least length of a window: a
+    device that keeps toggling soon is judged by its mean. A long calm halves it again.
 
     Args:
         models: time model of each rank.
@@ -122,6 +122,7 @@ class Watch:
         calm: blocks since the last change.
         is_refined: the one small correction of the warm-up's plan, due when much more has been measured, is over.
         doubt: standard error of the models' seconds, as a share of them.
+        spans: rows between the smallest and the largest size that each rank's model rests on.
     """
 
     models: tuple[TimeModel, ...]
@@ -131,6 +132,7 @@ class Watch:
     calm: int = 0
     is_refined: bool = False
     doubt: float = 0.0
+    spans: tuple[int, ...] | int = 1
 
     def with_block(self, block: Block) -> Watch:
         """One more block has been measured."""
@@ -208,6 +210,7 @@ class Watch:
         return {
             "bounds": [*map(list, astuple(self.bounds)[:2]), self.bounds.granularity],
             "doubt": self.doubt,
+            "spans": list(np.atleast_1d(self.spans).tolist()),
             "blocks": [list(astuple(block)) for block in self.blocks],
             "least": self.least,
             "calm": self.calm,
@@ -222,6 +225,7 @@ class Watch:
             models=models,
             bounds=Bounds(tuple(lower), tuple(upper), granularity),
             doubt=values["doubt"],
+            spans=tuple(values["spans"]),
             blocks=tuple(Block(tuple(scales), *rest) for scales, *rest in values["blocks"]),
             least=values["least"],
             calm=values["calm"],
@@ -264,13 +268,18 @@ class _Search:
             yield most
 
     def _in_window(self, blocks: int) -> Finding | None:
-        least = LEAST_GAIN if blocks >= LONG_WINDOW else LEAST_QUICK_GAIN
+        least = next(gain for most, gain in LEAST_GAINS.items() if blocks < most)
         noise = self._alarm * self._watch.error(blocks)
-        needed = max(least, noise, LIKELY_ERRORS * self._watch.doubt)
-        if not self._may_gain(blocks, needed):
+        if not self._may_gain(blocks, max(least, noise)):
             return None
         finding = self._best_split(blocks)
-        return finding if finding.gain > needed else None
+        return finding if finding.gain > max(least, noise, self._doubt(finding)) else None
+
+    def _doubt(self, finding: Finding) -> float:
+        """How wrong the models may be about the rows that move, by the slopes between the sizes they rest on."""
+        watch = self._watch
+        moved = np.abs(np.subtract(finding.batch_sizes, self._current))
+        return LIKELY_ERRORS * sqrt(2) * watch.doubt * float((moved / watch.spans).max())
 
     def _may_gain(self, blocks: int, least: float) -> bool:
         """Whether some split could be faster by more than ``least``; a quick look before the search."""
@@ -295,10 +304,12 @@ class _Search:
         splits = {self._optimum(models, each) for each in typical}
         costs = {split: _mean_step(_seconds_of(models, split), regimes) for split in splits}
         split = min(costs, key=lambda each: (costs[each], each))
+        if len(regimes) > 1:
+            split = self._between(split, regimes)
         now = _mean_step(self._seconds, regimes)
         return Finding(
             batch_sizes=split,
-            gain=now / costs[split] - 1,
+            gain=now / _mean_step(_seconds_of(models, split), regimes) - 1,
             sure_gain=now / _mean_step(self._at_worst(models, split), regimes) - 1,
             blocks=blocks,
             scales=tuple((scales / _lower_median(scales)).tolist()),
@@ -316,6 +327,31 @@ class _Search:
             _Regime(float(chosen.mean()), window[chosen].mean(axis=0))
             for chosen in (is_slow, ~is_slow)
         ]
+
+    def _between(self, split: tuple[int, ...], regimes: Sequence[_Regime]) -> tuple[int, ...]:
+        """A better split near one that is best in one regime: rows move from the slowest rank of either one."""
+        models = self._watch.models
+        seconds = _mean_step(_seconds_of(models, split), regimes)
+        for _ in range(MOST_MOVES):
+            times = [regime.scales * _seconds_of(models, split) for regime in regimes]
+            shares = [regime.share for regime in regimes]
+            idlest = int(np.average(times, axis=0, weights=shares).argmin())
+            moves = [self._moved(split, int(each.argmax()), idlest) for each in times]
+            costs = {each: _mean_step(_seconds_of(models, each), regimes) for each in moves}
+            better = min(costs, key=lambda each: (costs[each], each))
+            if costs[better] >= seconds:
+                break
+            split, seconds = better, costs[better]
+        return split
+
+    def _moved(self, split: tuple[int, ...], giver: int, taker: int) -> tuple[int, ...]:
+        """One grain of rows from a rank to another, where the bounds permit it."""
+        bounds = self._watch.bounds
+        rows = list(split)
+        rows[giver] -= bounds.granularity
+        rows[taker] += bounds.granularity
+        is_allowed = rows[giver] >= bounds.lower[giver] and rows[taker] <= bounds.upper[taker]
+        return tuple(rows) if is_allowed else split
 
     def _at_worst(self, models: Sequence[TimeModel], split: Sequence[int]) -> NDArray[np.float64]:
         rows, before = np.asarray(split), np.maximum(self._current, 1)

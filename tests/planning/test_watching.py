@@ -222,8 +222,9 @@ def test_a_loader_that_takes_little_is_not_told():
         pytest.param(TWO, 0, 300, 0.01, 1.01, id="two"),
         pytest.param(TWO, 1, 0, 0.01, 1.01, id="two-from-the-beginning"),
         pytest.param(FOUR, 3, 300, 0.01, 1.01, id="four"),
-        pytest.param(PROPORTIONAL, 0, 300, 0.01, 1.015, id="a-row-off-by-noise"),
-        pytest.param(EQUAL, 0, 300, 0.0, 1.02, id="overhead-that-is-not-known"),
+        pytest.param(FOUR, 3, 300, 0.02, 1.01, id="four-with-more-noise"),
+        pytest.param(PROPORTIONAL, 0, 300, 0.01, 1.01, id="proportional"),
+        pytest.param(EQUAL, 0, 300, 0.0, 1.01, id="overhead-that-is-not-known"),
     ],
 )
 def test_a_toggling_device_costs_little(devices, victim, since, noise, limit):
