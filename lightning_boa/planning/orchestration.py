@@ -50,7 +50,8 @@ MOST_PROLONGATIONS = 3
 WANTED_ERROR = 0.03
 MOST_COUNTED_STEPS = 32
 SECONDS_BETWEEN_BLOCKS = 0.5
-MOST_STEPS_BETWEEN_BLOCKS = 200
+STEP_SECONDS_OF_RARER_BLOCKS = 0.05
+MOST_STEPS_BETWEEN_BLOCKS = 500
 BLOCKS_OF_AN_OUTCOME = 4
 
 
@@ -207,14 +208,16 @@ class Orchestration:
 
     @property
     def block_interval(self) -> int:
-        """Steps from the beginning of one measured block to that of the next; short steps are sampled."""
+        """Steps from the beginning of one measured block to that of the next.
+
+        Shorter steps are measured more rarely, so that what a block costs stays a small part of the time.
+        """
         if self.watch is not None and self.watch.blocks:
             seconds = self.watch.blocks[-1].period
         else:
             seconds = self.planned_step_seconds or self.equal_step_seconds or SECONDS_BETWEEN_BLOCKS
-        return max(
-            BLOCK_STEPS, min(MOST_STEPS_BETWEEN_BLOCKS, ceil(SECONDS_BETWEEN_BLOCKS / seconds))
-        )
+        between = SECONDS_BETWEEN_BLOCKS * max(1.0, STEP_SECONDS_OF_RARER_BLOCKS / seconds)
+        return max(BLOCK_STEPS, min(MOST_STEPS_BETWEEN_BLOCKS, ceil(between / seconds)))
 
     def with_block(self, block: Block) -> Orchestration:
         """The state after another block of watched steps; every rank that gets the same has the same state."""

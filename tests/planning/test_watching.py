@@ -238,12 +238,12 @@ def test_a_toggling_device_costs_little(devices, victim, since, noise, limit):
 # Which steps are measured
 
 
-def test_of_short_steps_five_in_half_a_second_are_measured():
+def test_of_steps_of_12_milliseconds_five_in_two_seconds_are_measured():
     devices = [LinearTime(0.0005, 0.00006), LinearTime(0.0005, 0.00012)]
-    training = WatchedTraining(devices, beside=0.012 - 0.0107).run(600)
+    training = WatchedTraining(devices, beside=0.012 - 0.0107).run(1500)
     assert training.state.watch.blocks[-1].period == pytest.approx(0.012, rel=0.03)
     firsts = training.measured[::BLOCK_STEPS]
-    assert set(np.diff(firsts[1:]).tolist()) <= {42, 43}
+    assert set(np.diff(firsts[1:]).tolist()) <= set(range(168, 181))
     blocks = np.reshape(training.measured[: len(firsts) // 2 * BLOCK_STEPS], (-1, BLOCK_STEPS))
     assert (np.diff(blocks, axis=1) == 1).all()
 
