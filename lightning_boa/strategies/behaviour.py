@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -172,7 +172,7 @@ class BoaBehaviour(_Base):
         self._weight: LossWeight | None = None
         self._statistics: RunningStatistics | None = None
         self._row_check = RowCheck()
-        self._evaluation_checks: WeakKeyDictionary[Any, RowCheck] = WeakKeyDictionary()
+        self._evaluation_checks: MutableMapping[Any, RowCheck] = {}
         self._rows_in_step: int | None = None
         self._weighted_backwards = 0
         self._is_automatic = True
@@ -393,6 +393,7 @@ class BoaBehaviour(_Base):
     @override
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
+        self._evaluation_checks = WeakKeyDictionary()
         if not _is_fit(trainer):
             return
         self.clock = self.new_clock()

@@ -76,3 +76,10 @@ def test_what_is_handed_back_exists_on_the_strategy() -> None:
 
     strategy = BoaStrategy()
     assert [name for name in KEPT if not hasattr(strategy, name)] == []
+
+
+def test_a_strategy_travels_to_ranks_that_are_spawned() -> None:
+    from lightning_boa.for_pytorch_lightning import BoaStrategy
+
+    travelled = pickle.loads(pickle.dumps(BoaStrategy(batch_sizes=[3, 1])))
+    assert travelled.options.batch_sizes == (3, 1)
