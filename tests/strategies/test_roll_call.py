@@ -49,6 +49,7 @@ class Ranks:
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
     there = Ranks(3)
+    eventually(lambda: set(there.calls[0]._known()) == {0, 1, 2})
     yield there
     for call in there.calls:
         call.close()
@@ -66,7 +67,8 @@ def test_all_others_name_a_rank_that_is_gone(ranks: Ranks) -> None:
 
 
 def test_all_others_name_rank_0(ranks: Ranks) -> None:
-    eventually(lambda: ranks.calls[1]._known()[0].place == "after step 0")
+    for rank in (1, 2):
+        eventually(lambda rank=rank: ranks.calls[rank]._known()[0].place == "after step 0")
     ranks.kill(0)
     assert "boa: rank 0 ended without a word (killed?)" in ranks.error_of(1)
     assert "earlier, after step 0; rank 2 was last heard of after step 20" in ranks.error_of(2)
