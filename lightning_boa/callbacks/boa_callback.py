@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -13,9 +13,10 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_boa.callbacks.step_watch import StepWatch
 from lightning_boa.emulation import EmulatedClusterBehaviour
 from lightning_boa.errors import UnsupportedError
-from lightning_boa.planning import BatchPlan, Orchestration, Schedule
+from lightning_boa.planning import BatchPlan, Orchestration, Schedule, StepRecord
 from lightning_boa.profiling import (
     BlockExchange,
+    Exchange,
     MemoryProfile,
     StepClock,
     check_digest,
@@ -222,24 +223,16 @@ class BoaCallbackBehaviour:
         trainer.strategy.on_exception(exception)
 
     def _exchange(self, strategy: PlansBatches, *, closing: bool) -> None:
-        before = strategy.orchestration
-        assert before is not None
-        device = strategy.root_device
-        records = strategy.clock.records()
-        row_cap = None if strategy.memory is None else strategy.memory.row_cap()
-        with strategy.standing_still():
-            exchanged = exchange_records(records, strategy.first_free_step, row_cap, device)
-            after = decide_once(
-                lambda: before.observe(
-                    exchanged.records,
-                    first_free_step=exchanged.first_free_step,
-                    row_caps=exchanged.row_caps,
-                    closing=closing,
-                ),
-                device,
-            )
-            check_digest(after.schedule.digest, "schedule of plans", device)
-            strategy.orchestration = after
+        before, after = self._decide(
+            strategy,
+            strategy.clock.records(),
+            lambda before, exchanged: before.observe(
+                exchanged.records,
+                first_free_step=exchanged.first_free_step,
+                row_caps=exchanged.row_caps,
+                closing=closing,
+            ),
+        )
         strategy.keep_profile(before, after)
         self._measure_while_needed(strategy)
         is_new = before.phase == "warmup" or before.plan.batch_sizes != after.plan.batch_sizes
@@ -247,6 +240,24 @@ class BoaCallbackBehaviour:
             rank_zero_info(f"boa: {_rows(after.plan)} rows per rank; {after.reason}")
         elif before.phase == "planned" and before.reason != after.reason:
             rank_zero_info(f"boa: {after.reason}")
+
+    def _decide(
+        self,
+        strategy: PlansBatches,
+        records: Sequence[StepRecord],
+        next_state: Callable[[Orchestration, Exchange], Orchestration],
+    ) -> tuple[Orchestration, Orchestration]:
+        """All ranks exchange their figures and stand still while rank 0 decides; the states before and after."""
+        before = strategy.orchestration
+        assert before is not None
+        device = strategy.root_device
+        row_cap = None if strategy.memory is None else strategy.memory.row_cap()
+        with strategy.standing_still():
+            exchanged = exchange_records(records, strategy.first_free_step, row_cap, device)
+            after = decide_once(lambda: next_state(before, exchanged), device)
+            check_digest(after.schedule.digest, "schedule of plans", device)
+            strategy.orchestration = after
+        return before, after
 
     def _watch_from(self, strategy: PlansBatches, step: int) -> None:
         orchestration = strategy.orchestration
@@ -279,17 +290,13 @@ class BoaCallbackBehaviour:
             strategy.measure(watch.measures(step + 1), memory=False)
 
     def _rebalance(self, strategy: PlansBatches) -> None:
-        before = strategy.orchestration
-        assert before is not None
-        device = strategy.root_device
-        row_cap = None if strategy.memory is None else strategy.memory.row_cap()
-        with strategy.standing_still():
-            exchanged = exchange_records([], strategy.first_free_step, row_cap, device)
-            after = decide_once(
-                lambda: before.rebalanced(exchanged.first_free_step, exchanged.row_caps), device
-            )
-            check_digest(after.schedule.digest, "schedule of plans", device)
-            strategy.orchestration = after
+        before, after = self._decide(
+            strategy,
+            [],
+            lambda before, exchanged: before.rebalanced(
+                exchanged.first_free_step, exchanged.row_caps
+            ),
+        )
         if after.rebalancings != before.rebalancings:
             change = after.rebalancings[-1]
             rank_zero_info(

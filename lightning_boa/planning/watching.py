@@ -132,7 +132,7 @@ class Watch:
     calm: int = 0
     is_refined: bool = False
     doubt: float = 0.0
-    spans: tuple[int, ...] | int = 1
+    spans: tuple[int, ...] = (1,)
 
     def with_block(self, block: Block) -> Watch:
         """One more block has been measured."""
@@ -210,7 +210,7 @@ class Watch:
         return {
             "bounds": [*map(list, astuple(self.bounds)[:2]), self.bounds.granularity],
             "doubt": self.doubt,
-            "spans": list(np.atleast_1d(self.spans).tolist()),
+            "spans": list(self.spans),
             "blocks": [list(astuple(block)) for block in self.blocks],
             "least": self.least,
             "calm": self.calm,
@@ -246,7 +246,7 @@ class _Search:
         self._watch = watch
         self._current = current
         self._newest_first = np.asarray([block.scales for block in watch.blocks])[::-1]
-        self._seconds = _seconds_of(watch.models, current)
+        self._seconds = self._modelled(current)
         self._every_window = every_window
         self._alarm = NormalDist().inv_cdf(1 - FALSE_ALARM / len(current))
 
@@ -279,7 +279,9 @@ class _Search:
         """How wrong the models may be about the rows that move, by the slopes between the sizes they rest on."""
         watch = self._watch
         moved = np.abs(np.subtract(finding.batch_sizes, self._current))
-        return LIKELY_ERRORS * sqrt(2) * watch.doubt * float((moved / watch.spans).max())
+        return (
+            LIKELY_ERRORS * sqrt(2) * watch.doubt * float((moved / np.asarray(watch.spans)).max())
+        )
 
     def _may_gain(self, blocks: int, least: float) -> bool:
         """Whether some split could be faster by more than ``least``; a quick look before the search."""
@@ -288,7 +290,7 @@ class _Search:
         allowed = float((window * self._seconds).max(axis=1).mean()) / (1 + least)
         bounds = self._watch.bounds
         return can_be_done(
-            _scaled(self._watch.models, scales),
+            self._scaled(scales),
             sum(self._current),
             allowed,
             lower=bounds.lower,
@@ -298,19 +300,18 @@ class _Search:
     def _best_split(self, blocks: int) -> Finding:
         window = self._newest_first[:blocks]
         scales = window.mean(axis=0)
-        models = self._watch.models
         regimes = self._regimes(window)
         typical = [scales, *(regime.scales for regime in regimes if regime.share < 1)]
-        splits = {self._optimum(models, each) for each in typical}
-        costs = {split: _mean_step(_seconds_of(models, split), regimes) for split in splits}
+        splits = {self._optimum(each) for each in typical}
+        costs = {split: self._mean_step(split, regimes) for split in splits}
         split = min(costs, key=lambda each: (costs[each], each))
         if len(regimes) > 1:
             split = self._between(split, regimes)
         now = _mean_step(self._seconds, regimes)
         return Finding(
             batch_sizes=split,
-            gain=now / _mean_step(_seconds_of(models, split), regimes) - 1,
-            sure_gain=now / _mean_step(self._at_worst(models, split), regimes) - 1,
+            gain=now / self._mean_step(split, regimes) - 1,
+            sure_gain=now / _mean_step(self._at_worst(split), regimes) - 1,
             blocks=blocks,
             scales=tuple((scales / _lower_median(scales)).tolist()),
         )
@@ -330,14 +331,13 @@ class _Search:
 
     def _between(self, split: tuple[int, ...], regimes: Sequence[_Regime]) -> tuple[int, ...]:
         """A better split near one that is best in one regime: rows move from the slowest rank of either one."""
-        models = self._watch.models
-        seconds = _mean_step(_seconds_of(models, split), regimes)
+        seconds = self._mean_step(split, regimes)
         for _ in range(MOST_MOVES):
-            times = [regime.scales * _seconds_of(models, split) for regime in regimes]
+            times = [regime.scales * self._modelled(split) for regime in regimes]
             shares = [regime.share for regime in regimes]
             idlest = int(np.average(times, axis=0, weights=shares).argmin())
             moves = [self._moved(split, int(each.argmax()), idlest) for each in times]
-            costs = {each: _mean_step(_seconds_of(models, each), regimes) for each in moves}
+            costs = {each: self._mean_step(each, regimes) for each in moves}
             better = min(costs, key=lambda each: (costs[each], each))
             if costs[better] >= seconds:
                 break
@@ -353,15 +353,15 @@ class _Search:
         is_allowed = rows[giver] >= bounds.lower[giver] and rows[taker] <= bounds.upper[taker]
         return tuple(rows) if is_allowed else split
 
-    def _at_worst(self, models: Sequence[TimeModel], split: Sequence[int]) -> NDArray[np.float64]:
+    def _at_worst(self, split: Sequence[int]) -> NDArray[np.float64]:
         rows, before = np.asarray(split), np.maximum(self._current, 1)
         in_proportion = np.where(rows > before, self._seconds * rows / before, 0.0)
-        return np.maximum(_seconds_of(models, split), in_proportion)
+        return np.maximum(self._modelled(split), in_proportion)
 
-    def _optimum(self, models: Sequence[TimeModel], scales: NDArray[np.float64]) -> tuple[int, ...]:
+    def _optimum(self, scales: NDArray[np.float64]) -> tuple[int, ...]:
         bounds = self._watch.bounds
         split: NDArray[np.int64] = allocate(
-            _scaled(models, scales),
+            self._scaled(scales),
             sum(self._current),
             lower=bounds.lower,
             upper=bounds.upper,
@@ -370,15 +370,18 @@ class _Search:
         )
         return tuple(split.tolist())
 
+    def _mean_step(self, split: Sequence[int], regimes: Sequence[_Regime]) -> float:
+        return _mean_step(self._modelled(split), regimes)
 
-def _scaled(models: Sequence[TimeModel], scales: NDArray[np.float64]) -> list[TimeModel]:
-    return [scaled(model, scale) for model, scale in zip(models, scales.tolist(), strict=True)]
+    def _modelled(self, split: Sequence[int]) -> NDArray[np.float64]:
+        models = self._watch.models
+        return np.asarray(
+            [float(model.seconds(rows)) for model, rows in zip(models, split, strict=True)]
+        )
 
-
-def _seconds_of(models: Sequence[TimeModel], split: Sequence[int]) -> NDArray[np.float64]:
-    return np.asarray(
-        [float(model.seconds(rows)) for model, rows in zip(models, split, strict=True)]
-    )
+    def _scaled(self, scales: NDArray[np.float64]) -> list[TimeModel]:
+        models = self._watch.models
+        return [scaled(model, scale) for model, scale in zip(models, scales.tolist(), strict=True)]
 
 
 def _lower_median(scales: NDArray[np.float64]) -> float:
