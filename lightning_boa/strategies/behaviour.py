@@ -715,17 +715,17 @@ class BoaBehaviour(_Base):
 
     def _training_loader(self, loader: Any, by_boa: bool) -> Any:
         assert self._loaders is not None
-        reads_own_batches = is_stream(loader) or not by_boa
-        if self._loaders.next_number == 0:
-            kind = "a stream" if reads_own_batches else "rows by number"
-            check_same(
-                {
-                    "number of training loaders": self._number_of_loaders,
-                    "kind of training data": kind,
-                }
-            )
-        if reads_own_batches:
-            return self._streaming_loader(loader, self._loaders)
+        is_own = is_stream(loader) or not by_boa
+        by_plan = is_own and self.options.plans_streams and can_be_planned(loader)
+        kind = "a stream in shares" if by_plan else "a stream" if is_own else "rows by number"
+        check_same(
+            {
+                "number of training loaders": self._number_of_loaders,
+                "kind of training data": kind,
+            }
+        )
+        if is_own:
+            return self._streaming_loader(loader, self._loaders, by_plan=by_plan)
         return self._shared_loader(source_of(loader), self._loaders)
 
     def _shared_loader(self, source: Source, loaders: TrainingLoaders) -> DataLoader[Any]:
@@ -752,8 +752,7 @@ class BoaBehaviour(_Base):
         self._samplers.append(sampler)
         return twin
 
-    def _streaming_loader(self, loader: Any, loaders: TrainingLoaders) -> Any:
-        by_plan = self.options.plans_streams and can_be_planned(loader)
+    def _streaming_loader(self, loader: Any, loaders: TrainingLoaders, *, by_plan: bool) -> Any:
         batch_size = getattr(loader, "batch_size", None) or 1
         own_rows = None if by_plan else self._from_all_ranks(batch_size)
         number = loaders.next_number

@@ -85,6 +85,26 @@ def two_loaders_on_one_rank(rank: int) -> None:
     fit(BoaStrategy(), [plain_loader()] * (1 + rank))
 
 
+def second_loader_a_stream_on_one_rank(rank: int) -> None:
+    second = DataLoader(Stream(), batch_size=4) if rank else plain_loader()
+    fit(BoaStrategy(), [plain_loader(), second])
+
+
+def stream_that_cannot_be_planned_on_one_rank(rank: int) -> None:
+    batches = DataLoader(Stream(), batch_size=4)
+    fit(BoaStrategy(warmup=9), Forwarding(batches) if rank else batches)
+
+
+class Forwarding:
+    """Any iterable of batches, no loader of torch."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
 def shuffled_evaluation_on_one_rank(rank: int) -> None:
     quiet()
     loader = DataLoader(NumberedRows(32), batch_size=4, shuffle=rank == 1)
@@ -245,6 +265,16 @@ REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
         "drop_last=True' on rank 1",
     ),
     stream_on_one_rank: ("AgreementError", "'rows by number' on rank 0", "'a stream' on rank 1"),
+    second_loader_a_stream_on_one_rank: (
+        "AgreementError",
+        "'rows by number' on rank 0",
+        "'a stream' on rank 1",
+    ),
+    stream_that_cannot_be_planned_on_one_rank: (
+        "AgreementError",
+        "'a stream in shares' on rank 0",
+        "'a stream' on rank 1",
+    ),
     batches_on_one_rank: ("AgreementError", "SequentialOrder", "'batches of list'"),
     two_loaders_on_one_rank: ("AgreementError", "1 on rank 0", "2 on rank 1"),
     shuffled_evaluation_on_one_rank: ("AgreementError", "validate data set", "ShuffledOrder"),
