@@ -17,7 +17,7 @@ from lightning_boa import EmulatedCluster
 from lightning_boa.errors import OptionError
 from lightning_boa.planning import Orchestration, Profile
 from tests.processes.ranks import run_ranks
-from tests.processes.test_warmup import InVirtualTime, VirtualTime
+from tests.processes.test_warmup import InVirtualTime
 from tests.processes.training import (
     Outcome,
     Regression,
@@ -30,6 +30,7 @@ from tests.processes.training import (
     train_alone,
     trainer_options,
 )
+from tests.processes.virtual_time import VirtualTime
 
 RANKS = 3
 ROWS = 60

@@ -35,6 +35,7 @@ from tests.processes.training import (
     trainer_options,
     with_options,
 )
+from tests.processes.virtual_time import VirtualTime
 
 RANKS = 4
 ROWS = 80
@@ -55,19 +56,6 @@ LOADER_SECONDS = 20.0
 CHANGES, SAVED, RECOVERS = 28, 53, 80
 
 Throttle = Mapping[int, Mapping[int, float]]
-
-
-class VirtualTime:
-    """A clock that only sleeping moves; each rank has its own."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 class ClockBesideLoader(StepClock):

@@ -26,6 +26,7 @@ from tests.processes.training import (
     train_alone,
     trainer_options,
 )
+from tests.processes.virtual_time import VirtualTime
 
 RANKS = 3
 ROWS = 60
@@ -42,19 +43,6 @@ ROWS_THAT_FIT = (26, ROWS, ROWS)
 WITH_WORKERS = "three kinds"
 ANY_SIZE = "batches of any size"
 RELOADED = "other batches from the second epoch on"
-
-
-class VirtualTime:
-    """A clock that only sleeping moves; each rank has its own."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 class InVirtualTime(BoaStrategy):

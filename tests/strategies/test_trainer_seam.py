@@ -33,6 +33,18 @@ def package(request: pytest.FixtureRequest) -> Any:
     return importlib.import_module(request.param)
 
 
+def quiet_trainer(package: Any, **options: Any) -> Any:
+    return package.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
 def test_loaders_are_diverted_on_the_instance_alone() -> None:
     ours, others = Connector(), Connector()
     asked = []
@@ -59,14 +71,7 @@ def test_loaders_are_diverted_on_the_instance_alone() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_a_set_of_training_loaders_is_announced_whenever_it_is_asked_for(package: Any) -> None:
-    trainer = package.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(package)
     combined = importlib.import_module(f"{package.__name__}.utilities").CombinedLoader
     for loaders, number in (([1, 2], 1), ({"a": [1], "b": [[2], [3]]}, 3), (combined([[1]]), 1)):
         told: list[int] = []
@@ -111,15 +116,7 @@ def test_the_end_of_a_batch_is_known_before_it_is_read(package: Any) -> None:
 
 
 def test_the_names_of_lightning_that_we_rely_on(package: Any) -> None:
-    trainer = package.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    trainer = quiet_trainer(package, use_distributed_sampler=False)
     assert callable(type(trainer._data_connector)._prepare_dataloader)
     assert not trainer_seam.uses_distributed_sampler(trainer)
     assert trainer_seam.steps_done(trainer) == (0, 0)
@@ -138,14 +135,7 @@ def test_the_names_of_lightning_that_we_rely_on(package: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.parametrize("stage", ["FITTING", "VALIDATING", "TESTING"])
 def test_how_evaluation_loaders_are_combined_and_which_step_runs(package: Any, stage: str) -> None:
-    trainer = package.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(package)
     states = importlib.import_module(f"{package.__name__}.trainer.states")
     utilities = importlib.import_module(f"{package.__name__}.utilities")
     trainer.state.fn = states.TrainerFn[stage]
@@ -164,14 +154,7 @@ def test_how_evaluation_loaders_are_combined_and_which_step_runs(package: Any, s
 
 
 def test_the_position_is_that_of_finished_steps(package: Any) -> None:
-    trainer = package.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(package)
     progress = trainer.fit_loop.epoch_loop.batch_progress
     progress.current.ready, progress.total.ready = 4, 19
 
