@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from lightning_boa.errors import MeasurementError
+from lightning_boa.planning.equal_devices import common_fits, second_split
 from lightning_boa.planning.fitting import MEDIAN_TO_MEAN_ERROR, TimeFit
 from lightning_boa.planning.plan import BatchPlan, predicted_plan
 from lightning_boa.planning.rebalancing import Rebalancing
@@ -273,8 +274,9 @@ class Orchestration:
         watch = Watch(
             models=self._watched_models,
             bounds=self._watched_bounds,
-            doubt=self._evidence.error,
-            spans=self._evidence.spans,
+            is_refined=self._common_fits is not None,
+            doubt=self._watched_evidence.error,
+            spans=self._watched_evidence.spans,
         )
         return replace(done, watch=watch)
 
@@ -284,8 +286,18 @@ class Orchestration:
         return Bounds(evidence.lower, evidence.growth_limits, evidence.granularity)
 
     @property
-    def _watched_models(self) -> tuple[TimeModel, ...]:
+    def _common_fits(self) -> tuple[TimeFit, ...] | None:
         evidence = self._evidence
+        return common_fits(evidence) if self.first_plan.batch_sizes == evidence.equal else None
+
+    @property
+    def _watched_evidence(self) -> Evidence:
+        fits = self._common_fits
+        return self._evidence if fits is None else replace(self._evidence, known_fits=fits)
+
+    @property
+    def _watched_models(self) -> tuple[TimeModel, ...]:
+        evidence = self._watched_evidence
         return tuple(
             model
             if fit is None
@@ -330,7 +342,8 @@ class Orchestration:
             return replace(self, exchanges=0, exchange_after=last)
         return replace(
             self,
-            schedule=self._schedule_with(decision.plan, first_free_step),
+            schedule=self._with_second_size(decision, first_free_step)
+            or self._schedule_with(decision.plan, first_free_step),
             round=self.round + 1,
             exchanges=exchanges if last is None else 0,
             exchange_after=self._end_of_round(first_free_step, self.round + 1),
@@ -394,17 +407,45 @@ class Orchestration:
                 done=True,
                 reason="the epoch ended before the latest split began, which therefore is the plan",
             )
+        reason = decision.reason
+        tour = self._with_second_size(decision, first_free_step)
+        if tour is not None:
+            last = tour.entries[-1][0] - 1
+            reason += f"; steps {first_free_step} to {last} measure a second size, in case a device becomes slower"
+            first_free_step = last + 1
         return replace(
             self,
-            schedule=self._schedule_with(decision.plan, first_free_step),
+            schedule=tour or self._schedule_with(decision.plan, first_free_step),
             phase="planned",
             round=self.round + (self.phase == "warmup"),
             exchange_after=first_free_step
             + SETTLING_STEPS
             + max(CONFIRMING_STEPS, self._steps_to_count)
             - 1,
-            reason=decision.reason,
+            reason=reason,
         )
+
+    def _with_second_size(self, decision: Decision, first_free_step: int) -> Schedule | None:
+        """The schedule with a few steps at another size of equal devices; None where that is not wanted or possible."""
+        evidence = self._evidence
+        is_equal = evidence.equal == self.plan.batch_sizes == decision.plan.batch_sizes
+        is_wanted = is_equal and self.settings.rebalance != "off" and not evidence.has_two_sizes
+        back, last = first_free_step + SETTLING_STEPS + self._steps_to_count, self._last_warmup_step
+        is_in_time = first_free_step > self.schedule.entries[-1][0] and (
+            last is None or back <= last
+        )
+        if not is_wanted or not is_in_time:
+            return None
+        split = second_split(
+            evidence.equal,
+            lower=evidence.lower,
+            upper=evidence.growth_limits,
+            granularity=evidence.granularity,
+        )
+        if split is None:
+            return None
+        second = evidence.with_figures(split)
+        return self.schedule.then(first_free_step, second).then(back, decision.plan)
 
     def _schedule_with(self, plan: BatchPlan, first_free_step: int) -> Schedule:
         """The schedule with ``plan``, unless the latest plan is still to begin."""

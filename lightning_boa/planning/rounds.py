@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import comb, sqrt
+from math import comb, inf, sqrt
 from statistics import NormalDist, median
 
 import numpy as np
@@ -137,6 +137,11 @@ class Evidence:
     def has_two_sizes(self) -> bool:
         return any(fit is not None and len(fit.batch_sizes) > 1 for fit in self.fits)
 
+    @property
+    def smallest_sizes(self) -> tuple[int, ...]:
+        """The fewest rows that each rank was measured at, 0 where at none."""
+        return tuple(min(fit.batch_sizes) if fit is not None else 0 for fit in self.fits)
+
     @cached_property
     def error(self) -> float:
         """Standard error of a prediction, as a share of it: root mean square over the ranks."""
@@ -229,9 +234,9 @@ def rank_fits(records: Sequence[StepRecord], world_size: int) -> tuple[TimeFit |
 
 def after_first_round(evidence: Evidence) -> Decision:
     """After the equal split: keep it where the devices are equally fast, else a second split."""
-    limit = _greatest_difference(evidence)
-    if _spread_of_equal(evidence) <= limit:
-        return _equal_devices(evidence, limit)
+    comparison = compared(evidence, evidence.current.batch_sizes)
+    if comparison.is_equal:
+        return _equal_devices(evidence, comparison.limit)
     split = exploratory_split(
         evidence.models,
         evidence.current.batch_sizes,
@@ -283,9 +288,10 @@ def best_known(evidence: Evidence) -> Decision:
             done=True,
             reason="no step of the warm-up could be measured, so the equal split stays",
         )
-    limit = _greatest_difference(evidence)
-    if not evidence.has_two_sizes and _spread_of_equal(evidence) <= limit:
-        return _equal_devices(evidence, limit)
+    if not evidence.has_two_sizes:
+        comparison = compared(evidence, evidence.smallest_sizes)
+        if comparison.is_equal:
+            return _equal_devices(evidence, comparison.limit)
     split, seconds = evidence.refit, evidence.predicted_step(evidence.refit)
     tried = _best_measured(evidence)
     if tried is not None and seconds > tried[1] * (1 - max(LEAST_GAIN, evidence.error)):
@@ -360,26 +366,34 @@ def _equal_devices(evidence: Evidence, limit: float) -> Decision:
     return Decision(plan, done=True, reason=why, resolution=limit if several else 0.0)
 
 
-def _spread_of_equal(evidence: Evidence) -> float:
-    """Slowest over fastest rank less 1, in seconds or seconds per row, whichever is less."""
-    known = [
-        (fit.seconds[0], size)
-        for fit, size in zip(evidence.fits, evidence.current.batch_sizes, strict=True)
-        if fit is not None and size > 0
+@dataclass(frozen=True)
+class Comparison:
+    """By how much the slowest rank exceeds the fastest, and by how much it may by chance, both as shares."""
+
+    spread: float
+    limit: float
+
+    @property
+    def is_equal(self) -> bool:
+        return self.spread <= self.limit
+
+
+def compared(evidence: Evidence, sizes: Sequence[int]) -> Comparison:
+    """The ranks beside each other at ``sizes``, by their seconds or seconds per row, whichever is closer."""
+    pairs = max(1, comb(len(sizes), 2))
+    fits = [
+        (fit, size)
+        for fit, size in zip(evidence.fits, sizes, strict=True)
+        if fit and size in fit.batch_sizes
     ]
-    if len(known) < len(evidence.equal):
-        return float("inf")
-    seconds = [time for time, _ in known]
-    per_row = [time / size for time, size in known]
-    return min(max(seconds) / min(seconds), max(per_row) / min(per_row)) - 1
-
-
-def _greatest_difference(evidence: Evidence) -> float:
-    """How far apart the medians of equally fast devices may lie by chance."""
-    fits = [fit for fit in evidence.fits if fit is not None]
-    error = _root_mean_square([fit.median_error(fit.batch_sizes[0]) for fit in fits])
-    pairs = max(1, comb(len(fits), 2))
-    return max(LEAST_GAIN, _quantile(pairs) * sqrt(2) * error)
+    error = _root_mean_square([fit.median_error(size) for fit, size in fits])
+    limit = max(LEAST_GAIN, _quantile(pairs) * sqrt(2) * error)
+    if len(fits) < len(sizes):
+        return Comparison(inf, limit)
+    seconds = [fit.median(size) for fit, size in fits]
+    per_row = [time / size for time, size in zip(seconds, sizes, strict=True)]
+    spread = min(max(seconds) / min(seconds), max(per_row) / min(per_row)) - 1
+    return Comparison(spread, limit)
 
 
 def _is_balanced(evidence: Evidence) -> bool:

@@ -19,7 +19,7 @@ from lightning_boa.planning.time_models import TimeModel, scaled
 BLOCK_STEPS = 5
 LEAST_STEPS = 3
 MOST_BLOCKS = 512
-LEAST_GAINS = {64: 0.02, 128: 0.01, MOST_BLOCKS + 1: 0.005}
+LEAST_GAINS = {64: 0.02, 128: 0.01, 256: 0.005, MOST_BLOCKS + 1: 0.0025}
 WANTED_ERROR = 0.004
 GAIN_OF_REFINEMENT = 0.0075
 LONG_WINDOW = 64
@@ -110,8 +110,8 @@ class Watch:
     """The blocks since the present regime of speeds began, and how much it takes to change the plan.
 
     A window of blocks speaks for another split if the mean step would be shorter by more than the noise of the window
-    explains (with a chance of a false alarm of 1e-6), by more than two per cent, in long windows one or a half, and by
-    more than the models may be wrong about the rows that move. Each change doubles the least length of a window: a
+    explains (with a chance of a false alarm of 1e-6), by more than two per cent, in long windows down to a quarter, and
+    by more than the models may be wrong about the rows that move. Each change doubles the least length of a window: a
     device that keeps toggling soon is judged by its mean. A long calm halves it again.
 
     Args:

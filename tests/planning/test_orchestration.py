@@ -93,11 +93,68 @@ def test_equal_devices_keep_the_equal_split(cluster, ranks, batch, noise):
 def test_the_reason_is_a_sentence_with_the_noise(cluster):
     trained = cluster([LinearTime(2.0, 0.5)] * 2, 64)
     assert trained.train(trained.settings()).reason == (
-        "the devices are equally fast within the noise of the measurement (1.0%), "
-        "so the equal split stays"
+        "the devices are equally fast within the noise of the measurement (1.0%), so the equal split stays; steps 8 to"
+        " 12 measure a second size, in case a device becomes slower"
     )
     alone = cluster([LinearTime(2.0, 0.5)], 64)
     assert alone.train(alone.settings()).reason == "there is one device and nothing to balance"
+
+
+def splits_of(state):
+    return [(first, plan.batch_sizes) for first, plan in state.schedule.entries]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch", "granularity", "second"),
+    [
+        pytest.param(2, 64, 1, (40, 24), id="a quarter"),
+        pytest.param(3, 96, 1, (40, 40, 16), id="three"),
+        pytest.param(2, 64, 8, (40, 24), id="whole grains"),
+        pytest.param(2, 4, 1, (3, 1), id="at least one row"),
+    ],
+)
+def test_equal_devices_are_measured_at_a_second_size_for_a_few_steps(
+    cluster, ranks, batch, granularity, second
+):
+    trained = cluster([LinearTime(2.0, 0.5)] * ranks, batch)
+    state = trained.train(trained.settings(granularity=granularity))
+    equal = state.settings.equal_batch_sizes
+    assert splits_of(state) == [(0, equal), (8, second), (13, equal)]
+    for fit in state.fits:
+        assert fit.model.overhead == pytest.approx(2)
+        assert fit.model.seconds_per_sample == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"rebalance": "off"}, id="not to be changed"),
+        pytest.param({"upper": (32, 32)}, id="no more rows allowed"),
+        pytest.param({"granularity": 32, "lower": (0, 0)}, id="a rank would have no rows"),
+        pytest.param({"warmup": 10}, id="too few steps of a given warm-up"),
+    ],
+)
+def test_equal_devices_are_measured_at_one_size_where_another_is_not_wanted(cluster, options):
+    trained = cluster([LinearTime(2.0, 0.5)] * 2, 64)
+    state = trained.train(trained.settings(**options))
+    assert {plan.batch_sizes for _, plan in state.schedule.entries} == {(32, 32)}
+    assert "second size" not in state.reason
+
+
+def test_the_memory_bounds_the_second_size_of_equal_devices(cluster):
+    trained = cluster([LinearTime(2.0, 0.5)] * 2, 64, row_caps=(34, 64))
+    state = trained.train(trained.settings())
+    assert [split for _, split in splits_of(state)] == [(32, 32), (24, 40), (32, 32)]
+    trained.row_caps = (34, 34)
+    assert {split for _, split in splits_of(trained.train(trained.settings()))} == {(32, 32)}
+
+
+def test_the_second_size_of_equal_devices_lies_within_a_given_warm_up(cluster):
+    trained = cluster([LinearTime(2.0, 0.5)] * 2, 64)
+    state = trained.train(trained.settings(warmup=30))
+    splits = splits_of(state)
+    assert splits[:3] == [(0, (32, 32)), (8, (40, 24)), (13, (32, 32))]
+    assert {split for _, split in splits[2:]} == {(32, 32)}
 
 
 times = st.builds(
