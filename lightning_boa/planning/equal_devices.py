@@ -55,7 +55,7 @@ def second_split(
 
 
 def common_fits(evidence: Evidence) -> tuple[TimeFit, ...] | None:
-    """The ranks' fits with the shape that all measurements together show; None where they are not about equally fast."""
+    """The ranks' fits, with the shape that they show together; None where they are not about equally fast."""
     comparison = compared(evidence, evidence.equal)
     if not evidence.has_two_sizes or comparison.spread > max(comparison.limit, ABOUT_EQUAL):
         return None
