@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
-from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+from torch.nn.modules.batchnorm import SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS
-from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lightning_boa.data import (
-    BatchSource,
-    RowRequests,
-    Share,
-    ShareBatchSampler,
-    Source,
-    can_be_planned,
-    is_stream,
-    length_of,
-    makes_single_batches,
-    original_loader,
-    source_of,
-    stream_loader,
-)
+from lightning_boa.data import Share
 from lightning_boa.errors import UnsupportedError
-from lightning_boa.planning import BatchPlan, MadeFor, Orchestration, Schedule, apportion
+from lightning_boa.planning import BatchPlan, MadeFor, Orchestration, Schedule
 from lightning_boa.profiling import (
     ClockEntry,
     MemoryProfile,
     StepClock,
-    check_same,
     memory_profile_of,
     timeline_of,
 )
@@ -50,11 +34,8 @@ from lightning_boa.strategies import (
     roll_call,
     trainer_seam,
 )
-from lightning_boa.strategies.batch_rows import RowCheck, rows_shown
-from lightning_boa.strategies.deliveries import Deliveries
-from lightning_boa.strategies.evaluation_steps import EvaluationSteps
-from lightning_boa.strategies.loaders import Sharing
-from lightning_boa.strategies.loss_weight import LossWeight, is_said, rule_of
+from lightning_boa.strategies.evaluation import Evaluation, refuse_loaders_side_by_side
+from lightning_boa.strategies.loss_weight import LossWeight, rule_of
 from lightning_boa.strategies.options import (
     BatchWeight,
     BoaOptions,
@@ -63,13 +44,12 @@ from lightning_boa.strategies.options import (
     rule_name,
     whole_numbers,
 )
+from lightning_boa.strategies.prepared_loaders import PreparedLoaders
 from lightning_boa.strategies.restart import Restart
 from lightning_boa.strategies.roll_call import RollCall
 from lightning_boa.strategies.running_statistics import RunningStatistics
 from lightning_boa.strategies.saved_profile import SavedProfile, installed_software
-from lightning_boa.strategies.step_plans import SWITCH, StepPlans, is_switched_off
-from lightning_boa.strategies.stream_agreement import StreamAgreement
-from lightning_boa.strategies.training_loaders import TrainingLoaders
+from lightning_boa.strategies.step_plans import StepPlans
 from lightning_boa.wrong_lightning import refuse_mix
 
 if TYPE_CHECKING:
@@ -77,20 +57,6 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-ALIKE = (
-    "accumulate_grad_batches",
-    "max_epochs",
-    "max_steps",
-    "min_epochs",
-    "min_steps",
-    "limit_train_batches",
-    "limit_val_batches",
-    "val_check_interval",
-    "check_val_every_n_epoch",
-    "precision",
-    "gradient_clip_val",
-    "gradient_clip_algorithm",
-)
 GO_ON = "The last checkpoint goes on where it was saved, with fewer ranks too (ckpt_path)."
 
 
@@ -162,28 +128,19 @@ class BoaBehaviour(_Base):
         self.memory: MemoryProfile | None = None
         self._measures_memory = False
         self._seed: int | None = None
-        self._loaders: TrainingLoaders | None = None
-        self._samplers: list[ShareBatchSampler | RowRequests] = []
-        self._new_facts: dict[str, Any] = {}
-        self._drawn_order: int | None = None
-        self._trained = Deliveries(together=True)
-        self._evaluated = Deliveries(most_ahead=2)
+        self._prepared: PreparedLoaders | None = None
+        self._evaluation: Evaluation | None = None
         self._share: Share | None = None
         self._weight: LossWeight | None = None
         self._statistics: RunningStatistics | None = None
-        self._row_check = RowCheck()
-        self._evaluation_checks: MutableMapping[Any, RowCheck] = {}
         self._rows_in_step: int | None = None
         self._weighted_backwards = 0
         self._is_automatic = True
         self._after_step: list[Callable[[], None]] = []
         self._after_batch: Callable[[], None] = _do_nothing
-        self._evaluation_steps: EvaluationSteps | None = None
-        self._evaluation_group: Any = None
         self._measuring: Any = None
         self._watching: list[Any] = []
         self._frozen: list[Tensor] = []
-        self._number_of_loaders = 0
         self._roll_call: RollCall | None = None
         self._stop_requested = False
 
@@ -228,28 +185,17 @@ class BoaBehaviour(_Base):
     @property
     def first_free_step(self) -> int:
         """The first training step whose rows this rank's samplers have not handed out."""
-        handed_out = max((sampler.handed_out for sampler in self._samplers), default=-1)
-        return max(handed_out, trainer_seam.present_step(self._trainer)) + 1
+        return self._loaders.first_free_step
 
     @property
     def has_ranks_without_rows(self) -> bool:
         """Whether some rank will have no rows in some step under the present plan."""
-        plan, loaders = self.plan, self._loaders
-        assert plan is not None
-        assert loaders is not None
-        short_steps = (self._plans.split(plan, rows) for rows in loaders.last_rows())
-        return 0 in plan.batch_sizes or any(0 in split for split in short_steps)
+        return self._loaders.has_ranks_without_rows
 
     @property
     def has_refused_rows(self) -> bool:
         """Whether some rank has a single row in a step, beside layers (BatchNorm) that may refuse it."""
-        plan = self.plan
-        assert plan is not None
-        return self._refuses_single_rows and 1 in plan.batch_sizes
-
-    @property
-    def _refuses_single_rows(self) -> bool:
-        return any(isinstance(part, _BatchNorm) for part in self._module.modules())
+        return self._loaders.has_refused_rows
 
     @property
     def is_to_stop(self) -> bool:
@@ -258,23 +204,17 @@ class BoaBehaviour(_Base):
             self._roll_call is not None and self._roll_call.stop_requested
         )
 
-    @contextmanager
-    def standing_still(self) -> Iterator[None]:
+    def standing_still(self) -> AbstractContextManager[None]:
         """While this is held no further step is handed out, not even by a loader that reads ahead in a thread."""
-        with ExitStack() as held:
-            for sampler in self._samplers:
-                held.enter_context(sampler.lock)
-            yield
+        return self._loaders.standing_still()
 
     def take_new_facts(self) -> Mapping[str, Any]:
         """What all ranks must have in common, where a loader has been set up since the last call."""
-        facts, self._new_facts = self._new_facts, {}
-        return facts
+        return self._loaders.take_new_facts()
 
     def take_drawn_order(self) -> int | None:
         """Digest of the order that a custom sampler has just given, once for each draw; None otherwise."""
-        drawn, self._drawn_order = self._drawn_order, None
-        return drawn
+        return self._loaders.take_drawn_order()
 
     def state(self) -> dict[str, Any] | None:
         """What a checkpoint holds, plain values only; None before a training."""
@@ -301,7 +241,7 @@ class BoaBehaviour(_Base):
     def begin_planning(self) -> None:
         """Measure and plan; go on with the plan of a checkpoint or an earlier fit if devices and model are the same."""
         assert self.lightning_module is not None
-        self._settle_loaders()
+        self._loaders.settle()
         parameters = sum(parameter.numel() for parameter in self.lightning_module.parameters())
         _, first_step = trainer_seam.steps_done(self._trainer)
         self._profile = self._saved_profile(parameters)
@@ -319,28 +259,28 @@ class BoaBehaviour(_Base):
     def begin_epoch(self) -> None:
         """An epoch of training begins on this rank."""
         self.clock.interrupt()
-        self._settle_loaders()
+        self._loaders.settle()
 
     def end_epoch(self) -> None:
         """An epoch of training is over on this rank; what its loaders gave too much is not used."""
-        self._trained.forget()
+        self._loaders.trained.forget()
 
     def log_rows(self, trainer: Any, training: bool) -> None:
         """A step begins: let `self.log` weigh its batch by its rows, not by the first tensor found in it."""
-        arrived = self._trained.next if training else self._arrived_in_evaluation.next
+        arrived = self._loaders.arrived(training=training).next
         if arrived is not None:
             trainer_seam.log_rows(trainer, arrived.rows, training=training)
-        if self._evaluation_steps is not None:
-            number, _ = trainer_seam.evaluation_step(trainer)
-            self._evaluation_steps.begin(number)
+        if not training:
+            self._evaluates.begin_step(trainer)
 
     def log_epoch_rows(self) -> None:
         """Let `self.log` at the end of an epoch weigh a value of this rank by the rows that it had in the epoch."""
         training = self._trainer.training
-        deliveries = self._trained if training else self._evaluated
+        loaders = self._loaders
+        deliveries = loaders.trained if training else loaders.evaluated
         trainer_seam.log_rows(self._trainer, deliveries.pop_rows(), training=training)
-        if self._evaluation_steps is not None:
-            self._evaluation_steps.end_all()
+        if not training:
+            self._evaluates.end_steps()
 
     def finish_step(self) -> None:
         """A training step is over on this rank."""
@@ -359,15 +299,11 @@ class BoaBehaviour(_Base):
     def connect(self, model: Any) -> None:
         super().connect(model)
         trainer = model.trainer
-        self._trained.forget()
-        self._evaluated.forget()
         self._share = None
         self._after_step = []
         if _is_fit(trainer):
             self._plans.begin_fit()
-            self._loaders = None
         self._after_batch = _do_nothing
-        self._evaluation_steps = None
         trainer_seam.divert_loaders(trainer, self._prepare_loader)
         trainer_seam.announce_loaders(trainer, self._begin_loaders)
         trainer_seam.divert_batch_end(trainer, self._end_batch)
@@ -379,7 +315,7 @@ class BoaBehaviour(_Base):
         made_here = not dist.is_initialized()
         super().setup_environment()
         if made_here:
-            self._evaluation_group = None
+            self._evaluation = None
             process_group.leave_at_exit()
         if dist.get_world_size() != self.world_size:
             raise UnsupportedError(
@@ -388,12 +324,21 @@ class BoaBehaviour(_Base):
             )
         if self._seed is None or _is_fit(self._trainer):
             self._seed = self.broadcast(int(os.environ.get("PL_GLOBAL_SEED", 0)))
+        self._prepared = PreparedLoaders(
+            self._module,
+            self._plans,
+            self.options,
+            rank=self.global_rank,
+            world_size=self.world_size,
+            seed=self._seed,
+        )
+        if self._evaluation is None:
+            self._evaluation = Evaluation(self.global_rank, self.world_size)
         self._begin_roll_call()
 
     @override
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
-        self._evaluation_checks = WeakKeyDictionary()
         if not _is_fit(trainer):
             return
         self.clock = self.new_clock()
@@ -451,27 +396,27 @@ class BoaBehaviour(_Base):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._refuse_loaders_side_by_side()
+        refuse_loaders_side_by_side(self._trainer)
 
     @override
     def on_validation_start(self) -> None:
         super().on_validation_start()
-        self._begin_evaluation()
+        self._evaluates.begin(self._trainer)
 
     @override
     def on_test_start(self) -> None:
         super().on_test_start()
-        self._begin_evaluation()
+        self._evaluates.begin(self._trainer)
 
     @override
     def on_validation_end(self) -> None:
         super().on_validation_end()
-        self._end_evaluation()
+        self._evaluates.end()
 
     @override
     def on_test_end(self) -> None:
         super().on_test_end()
-        self._end_evaluation()
+        self._evaluates.end()
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -479,15 +424,7 @@ class BoaBehaviour(_Base):
         self._settle()
         if self._frozen and any(parameter.requires_grad for parameter in self._frozen):
             self._wrap_again()
-        self._share = share = self._trained.take()
-        if share is None:
-            raise UnsupportedError(
-                "Expected a training batch from a loader that boa has prepared, got one from elsewhere. Pass the"
-                ' loader to the trainer as it is, or train with strategy="ddp".'
-            )
-        assert self._loaders is not None
-        if self._loaders.is_single and not self._counts_itself:
-            self._row_check(batch, share, self.global_rank)
+        self._share = share = self._loaders.take(batch)
         self.clock.begin(share.step, share.rows, share.step_rows, share.wait)
         if self.memory is not None and self._measures_memory:
             self.memory.begin_step()
@@ -612,15 +549,14 @@ class BoaBehaviour(_Base):
         return self.lightning_module.trainer
 
     @property
-    def _arrived_in_evaluation(self) -> Deliveries:
-        """What has arrived of the loader whose step runs: nothing of a stream, though others may be read ahead."""
-        loader = trainer_seam.evaluated_loader(self._trainer)
-        return Deliveries() if original_loader(loader) is loader else self._evaluated
+    def _loaders(self) -> PreparedLoaders:
+        assert self._prepared is not None
+        return self._prepared
 
     @property
-    def _counts_itself(self) -> bool:
-        """Whether the user says for each batch what it weighs, so that nothing depends on its rows."""
-        return callable(rule_of(self.options.batch_weight, self._module))
+    def _evaluates(self) -> Evaluation:
+        assert self._evaluation is not None
+        return self._evaluation
 
     @property
     def _is_ghost(self) -> bool:
@@ -637,11 +573,6 @@ class BoaBehaviour(_Base):
         if self._rows_in_step is None and self._share is not None:
             return self._share.rows if trainer_seam.is_batch_end(self._module) else None
         return self._rows_in_step
-
-    @property
-    def _sharing(self) -> Sharing:
-        assert self._seed is not None
-        return Sharing(self.global_rank, self._seed, self._note_order)
 
     def _begin_roll_call(self) -> None:
         self._end_roll_call()
@@ -671,9 +602,6 @@ class BoaBehaviour(_Base):
         reaches_rank_0 = self.global_rank == 0 or self._roll_call is not None
         return reaches_rank_0 and _is_fit(self._trainer)
 
-    def _note_order(self, digest: int) -> None:
-        self._drawn_order = digest
-
     def _saved_profile(self, parameters: int) -> SavedProfile | None:
         if self.options.profile is None:
             return None
@@ -694,187 +622,16 @@ class BoaBehaviour(_Base):
         )
 
     def _prepare_loader(self, loader: Any, stage: str) -> Any:
-        by_boa = trainer_seam.uses_distributed_sampler(self._trainer)
-        if stage == trainer_seam.TRAIN:
-            return self._training_loader(loader, by_boa)
-        if not by_boa or is_stream(loader) or makes_single_batches(loader):
-            return None
-        return self._evaluation_loader(loader, stage)
+        return self._loaders.prepare(loader, stage)
 
     def _begin_loaders(self, number: int) -> None:
-        """So many training loaders are set up next, in place of those before, which may not have been used."""
-        if self._loaders is None:
-            self._loaders = TrainingLoaders(self._plans, self.world_size)
-        self._loaders.begin()
-        self._number_of_loaders = number
-        self._samplers = []
-        self._trained.forget()
-        self._row_check = RowCheck()
+        self._loaders.begin(number)
         self.clock.interrupt()
-        self._plans.begin_loaders(number)
-
-    def _training_loader(self, loader: Any, by_boa: bool) -> Any:
-        assert self._loaders is not None
-        is_own = is_stream(loader) or not by_boa
-        by_plan = is_own and self.options.plans_streams and can_be_planned(loader)
-        kind = "a stream in shares" if by_plan else "a stream" if is_own else "rows by number"
-        check_same(
-            {
-                "number of training loaders": self._number_of_loaders,
-                "kind of training data": kind,
-            }
-        )
-        if is_own:
-            return self._streaming_loader(loader, self._loaders, by_plan=by_plan)
-        return self._shared_loader(source_of(loader), self._loaders)
-
-    def _shared_loader(self, source: Source, loaders: TrainingLoaders) -> DataLoader[Any]:
-        rows = self._plans.rows_of_full_step(
-            loaders.next_number,
-            source.batch_size,
-            self.world_size,
-            of_lists=isinstance(source, BatchSource),
-        )
-        number = loaders.add(rows, source)
-        self._collect_facts(loaders)
-        self._trained.most_ahead = 2 if source.length is None else 1
-        assert self._plans.batches_per_step is not None
-        twin, sampler = self._sharing.training(
-            source,
-            source.steps(rows, self._plans.batches_per_step),
-            partial(loaders.rows_of, number),
-            partial(trainer_seam.steps_done, self._trainer),
-            self._trained.from_loader(number),
-            begin=self._forget_what_was_read_ahead,
-            starts_again=partial(self._starts_again, loaders),
-        )
-        sampler.set_epoch(self._trainer.current_epoch)
-        self._samplers.append(sampler)
-        return twin
-
-    def _streaming_loader(self, loader: Any, loaders: TrainingLoaders, *, by_plan: bool) -> Any:
-        batch_size = getattr(loader, "batch_size", None) or 1
-        own_rows = None if by_plan else self._from_all_ranks(batch_size)
-        number = loaders.next_number
-        if own_rows is None:
-            rows = self._plans.rows_of_full_step(number, batch_size, self.world_size)
-        else:
-            rows = self._plans.rows_of_own_batches(number, own_rows, self.global_rank)
-        loaders.add_stream(rows, length_of(loader), own_rows)
-        self._collect_facts(loaders)
-        self._trained.most_ahead = 2
-        first_step = partial(trainer_seam.next_step, self._trainer)
-        requests = None
-        if by_plan:
-            mine = partial(self._rows_of_stream, loaders, number, rows)
-            requests = RowRequests(mine, first_step)
-            self._samplers.append(requests)
-        return stream_loader(
-            loader,
-            agree=StreamAgreement(self.global_rank, self.world_size),
-            next_step=first_step,
-            deliver=self._trained.from_loader(number),
-            begin=self._forget_what_was_read_ahead,
-            count_rows=rows_shown,
-            needs_rows=not self._counts_itself,
-            requests=requests,
-        )
-
-    def _from_all_ranks(self, number: int) -> tuple[int, ...]:
-        numbers = [number] * self.world_size
-        dist.all_gather_object(numbers, number)
-        return tuple(numbers)
-
-    def _rows_of_stream(
-        self, loaders: TrainingLoaders, number: int, step_rows: int, step: int
-    ) -> int:
-        return loaders.rows_of(number, step, step_rows)[self.global_rank]
-
-    def _starts_again(self, loaders: TrainingLoaders) -> bool | None:
-        return None if loaders.is_single else trainer_seam.cycles(self._trainer)
-
-    def _collect_facts(self, loaders: TrainingLoaders) -> None:
-        self._new_facts.update(
-            {
-                **self.options.facts,
-                **loaders.facts,
-                "seed": self._seed,
-                "world size": self.world_size,
-                SWITCH: is_switched_off(),
-                **{flag: getattr(self._trainer, flag) for flag in ALIKE},
-            }
-        )
-
-    def _forget_what_was_read_ahead(self) -> None:
-        assert self._loaders is not None
-        if self._loaders.is_single:
-            self._trained.forget()
-
-    def _settle_loaders(self) -> None:
-        loaders = self._loaders
-        if loaders is None or not loaders.is_open:
-            return
-        _, first_step = trainer_seam.steps_done(self._trainer)
-        loaders.close(
-            first_step,
-            refuses_single_rows=self._refuses_single_rows,
-            weighs_rows=is_said(self.options.batch_weight, self._module),
-        )
-
-    def _evaluation_loader(self, loader: DataLoader[Any], stage: str) -> DataLoader[Any]:
-        source = source_of(loader)
-        rows = source.batch_size * self.world_size
-        split = partial(self._evaluation_rows, source)
-        if stage == trainer_seam.PREDICT:
-            record = partial(trainer_seam.index_recorder, self._trainer)
-            steps = source.all_steps(rows, self.world_size)
-            return self._sharing.prediction(source, steps, split, self.world_size, record)
-        self._new_facts[f"rows and batch size of the {stage} data set"] = (
-            source.length,
-            source.batch_size,
-        )
-        self._new_facts[f"sampling of the {stage} data set"] = source.sampling
-        steps = source.steps(rows, self.world_size)
-        deliver = self._evaluated.from_loader("evaluation")
-        return self._sharing.evaluation(source, steps, split, deliver)
-
-    def _begin_evaluation(self) -> None:
-        self._refuse_loaders_side_by_side()
-        _, loaders = trainer_seam.evaluation_mode(self._trainer)
-        if self.world_size > 1 and any(original_loader(each) is each for each in loaders):
-            if self._evaluation_group is None:
-                self._evaluation_group = dist.new_group(backend="gloo")
-            self._evaluation_steps = EvaluationSteps(
-                self.global_rank, self.world_size, self._evaluation_group
-            )
-
-    def _end_evaluation(self) -> None:
-        if self._evaluation_steps is not None:
-            self._evaluation_steps.close()
-        self._evaluation_steps = None
 
     def _communicating(self, group: Any | None = None) -> AbstractContextManager[Any]:
-        if self._evaluation_steps is not None and group in (None, dist.group.WORLD):
-            self._evaluation_steps.agree()
+        if self._evaluation is not None and group in (None, dist.group.WORLD):
+            self._evaluation.agree()
         return self.clock.communicating()
-
-    def _refuse_loaders_side_by_side(self) -> None:
-        mode, loaders = trainer_seam.evaluation_mode(self._trainer)
-        shared = [loader for loader in loaders if original_loader(loader) is not loader]
-        if mode != "sequential" and shared and len(loaders) > 1:
-            raise UnsupportedError(
-                f'Expected validation and test loaders in the mode "sequential", got "{mode}": a rank may have rows'
-                " of one loader in a step and none of another. Pass the loaders as a list, or use"
-                ' strategy="ddp".'
-            )
-
-    def _evaluation_rows(self, source: Source, step: int, step_rows: int) -> Sequence[int]:
-        plan = self.plan
-        shares = (1,) * self.world_size if plan is None else plan.batch_sizes
-        if not source.has_usual_size:
-            return apportion(shares, step_rows)
-        most = [max(source.batch_size, rows) for rows in shares]
-        return apportion(shares, step_rows, upper=most if sum(most) >= step_rows else None)
 
     def _weight_inside_step(self) -> LossWeight:
         inside = self._is_automatic or self._rows_in_step is not None
@@ -919,12 +676,11 @@ class BoaBehaviour(_Base):
         Variable._execution_engine.queue_callback(lambda: clock.switch("communication"))
 
     def _evaluation_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        arrived = self._arrived_in_evaluation
+        arrived = self._loaders.arrived(training=False)
         self._share = arrived.take()
-        if self._share is not None and not self._counts_itself:
+        if self._share is not None and not self._loaders.counts_itself:
             loader = trainer_seam.evaluated_loader(self._trainer)
-            check = self._evaluation_checks.setdefault(loader, RowCheck())
-            check(args[0], self._share, self.global_rank)
+            self._evaluates.check(loader, args[0], self._share)
         output = self._take_part(step, *args, **kwargs)
         self._begin_batch_end()
         if self._share is None and arrived.next is not None:
@@ -966,9 +722,8 @@ class BoaBehaviour(_Base):
         """All hooks at the end of the batch have run."""
         self._after_batch()
         self._after_batch = _do_nothing
-        if self._evaluation_steps is not None:
-            _, is_last = trainer_seam.evaluation_step(self._trainer)
-            self._evaluation_steps.end(is_last=is_last)
+        if not self._trainer.training:
+            self._evaluates.end_step(self._trainer)
 
     def _settle(self) -> None:
         """Nothing of the last forward is under way or out of place after this."""
