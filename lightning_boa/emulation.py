@@ -91,7 +91,7 @@ class EmulatedClusterBehaviour:
         work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         super().__init__()
-        self.seconds_per_sample = tuple(float(seconds) for seconds in seconds_per_sample)
+        self.seconds_per_sample = _numbers("seconds_per_sample", seconds_per_sample)
         ranks = len(self.seconds_per_sample)
         self.overhead = _per_rank("overhead", overhead, ranks)
         self.floor = _per_rank("floor", floor, ranks)
@@ -205,12 +205,21 @@ class StepEntry:
 def _per_rank(name: str, value: float | Sequence[float], ranks: int) -> tuple[float, ...]:
     if isinstance(value, (int, float)):
         return (float(value),) * ranks
-    values = tuple(float(each) for each in value)
+    values = _numbers(name, value)
     if len(values) != ranks:
         raise OptionError(
             f"{name}: expected a number or one value for each of {ranks} ranks, got {len(values)} values."
         )
     return values
+
+
+def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    try:
+        return tuple(float(each) for each in values)
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"{name}: expected seconds, one number per rank, got {values!r}."
+        ) from None
 
 
 def _check_times(name: str, values: tuple[float, ...]) -> None:

@@ -40,6 +40,7 @@ from lightning_boa.planning.time_models import TimeModel, scaled
 from lightning_boa.planning.varying import as_usual_steps, usual_rows
 from lightning_boa.planning.watching import BLOCK_STEPS, Block, Bounds, Watch
 
+SECOND_SIZE = "; a few steps measure a second size, in case a device becomes slower"
 FIRST_SETTLING_STEPS = 2
 SETTLING_STEPS = 1
 COUNTED_STEPS = 4
@@ -342,7 +343,7 @@ class Orchestration:
             return replace(self, exchanges=0, exchange_after=last)
         return replace(
             self,
-            schedule=self._with_second_size(decision, first_free_step)
+            schedule=self._with_second_size(decision.plan, first_free_step)
             or self._schedule_with(decision.plan, first_free_step),
             round=self.round + 1,
             exchanges=exchanges if last is None else 0,
@@ -407,28 +408,29 @@ class Orchestration:
                 done=True,
                 reason="the epoch ended before the latest split began, which therefore is the plan",
             )
-        reason = decision.reason
-        tour = self._with_second_size(decision, first_free_step)
-        if tour is not None:
-            last = tour.entries[-1][0] - 1
-            reason += f"; steps {first_free_step} to {last} measure a second size, in case a device becomes slower"
-            first_free_step = last + 1
+        round_number = self.round + (self.phase == "warmup")
+        tour = self._with_second_size(decision.plan, first_free_step)
+        if tour is None:
+            schedule, reason = self._schedule_with(decision.plan, first_free_step), decision.reason
+        else:
+            schedule, reason = tour, decision.reason + SECOND_SIZE
+            first_free_step = tour.entries[-1][0]
         return replace(
             self,
-            schedule=tour or self._schedule_with(decision.plan, first_free_step),
+            schedule=schedule,
             phase="planned",
-            round=self.round + (self.phase == "warmup"),
-            exchange_after=first_free_step
-            + SETTLING_STEPS
-            + max(CONFIRMING_STEPS, self._steps_to_count)
-            - 1,
+            round=round_number,
+            exchange_after=self._end_of_confirmation(first_free_step),
             reason=reason,
         )
 
-    def _with_second_size(self, decision: Decision, first_free_step: int) -> Schedule | None:
+    def _end_of_confirmation(self, first_step: int) -> int:
+        return first_step + SETTLING_STEPS + max(CONFIRMING_STEPS, self._steps_to_count) - 1
+
+    def _with_second_size(self, plan: BatchPlan, first_free_step: int) -> Schedule | None:
         """The schedule with a few steps at another size of equal devices; None where that is not wanted or possible."""
         evidence = self._evidence
-        is_equal = evidence.equal == self.plan.batch_sizes == decision.plan.batch_sizes
+        is_equal = evidence.equal == self.plan.batch_sizes == plan.batch_sizes
         is_wanted = is_equal and self.settings.rebalance != "off" and not evidence.has_two_sizes
         back, last = first_free_step + SETTLING_STEPS + self._steps_to_count, self._last_warmup_step
         is_in_time = first_free_step > self.schedule.entries[-1][0] and (
@@ -445,7 +447,7 @@ class Orchestration:
         if split is None:
             return None
         second = evidence.with_figures(split)
-        return self.schedule.then(first_free_step, second).then(back, decision.plan)
+        return self.schedule.then(first_free_step, second).then(back, plan)
 
     def _schedule_with(self, plan: BatchPlan, first_free_step: int) -> Schedule:
         """The schedule with ``plan``, unless the latest plan is still to begin."""
@@ -586,7 +588,13 @@ class Orchestration:
             schedule=Schedule.starting_with(old.plan, first_step),
             exchange_after=None,
         )
-        if old.watch is None and old.planned_measurement is None:
+        if old.watch is not None:
+            return replace(resumed, watch=old.watch.anew())._watched()
+        tour = resumed._with_second_size(old.plan, first_step + 1)
+        if tour is not None and old.exchange_after is not None and not old.known_fits:
+            last = resumed._end_of_confirmation(tour.entries[-1][0])
+            return replace(resumed, schedule=tour, exchange_after=last)
+        if old.planned_measurement is None:
             last = first_step + SETTLING_STEPS + CONFIRMING_STEPS - 1
             return replace(resumed, exchange_after=last)
         return resumed._watched()

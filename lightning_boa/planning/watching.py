@@ -155,6 +155,10 @@ class Watch:
         logs[absent] = last[absent]
         return replace(block, scales=tuple(np.exp(logs - logs.mean()).tolist()))
 
+    def anew(self) -> Watch:
+        """The training went on after a stop: how fast the devices were before says nothing of now."""
+        return replace(self, blocks=())
+
     def after(self, finding: Finding) -> Watch:
         """The plan was changed: what came before the blocks that spoke for it is over."""
         return replace(

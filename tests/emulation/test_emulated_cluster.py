@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_boa.emulation import EmulatedClusterBehaviour
 from lightning_boa.errors import OptionError
+from lightning_boa.planning import LinearTime
 
 
 @dataclass
@@ -337,6 +338,8 @@ def test_gradients_are_not_changed(machine: Machine) -> None:
         ("throttle", {"seconds_per_sample": [1.0], "throttle": {"0": {5: 2.0}}}),
         ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: (5, 2.0)}}),
         ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: {-5: 2.0}}}),
+        ("seconds_per_sample", {"seconds_per_sample": [LinearTime(0.1, 0.01)]}),
+        ("overhead", {"seconds_per_sample": [1.0], "overhead": ["much"]}),
         ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: {2.5: 2.0}}}),
         ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: {5: 0.0}}}),
         ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: {5: float("nan")}}}),

@@ -305,7 +305,8 @@ def resumed(training, first_step, **options):
 def test_resuming_on_the_same_devices_keeps_the_watch():
     training = WatchedTraining(TWO, slower=from_step(200, 2.0, 0)).run(300)
     state = resumed(training, 300)
-    assert state.watch == training.state.watch
+    assert state.watch == replace(training.state.watch, blocks=())
+    assert state.watch.least == 2
     assert state.rebalancings == training.state.rebalancings
     assert state.plan.batch_sizes == training.state.plan.batch_sizes
     assert state.exchange_after is None
@@ -318,10 +319,43 @@ def test_resuming_on_the_same_devices_keeps_the_watch():
     assert training.efficiency(399) > 0.99
 
 
+def goes_on(training, state, slower, until):
+    training.states, training.slower = [state] * len(training.devices), slower
+    training.watches = []
+    training.restart_watches(len(training.seconds))
+    return training.run(until)
+
+
+def test_a_device_that_was_slow_before_the_stop_only_changes_nothing():
+    training = WatchedTraining(FOUR, slower=from_step(200, 2.0, 0), noise=0.01).run(210)
+    assert training.state.wants_change
+    assert changes_since(200, training) == []
+    state = resumed(training, 210)
+    assert not state.wants_change
+    goes_on(training, state, from_step(0, 1.0, 0), 400)
+    assert changes_since(200, training) == []
+
+
+def test_resuming_before_a_second_size_of_equal_devices_measures_it():
+    begun = WatchedTraining(EQUAL)
+    begun.run(next(step for step in range(100) if begun.run(step).state.phase == "planned"))
+    assert not any(len(fit.batch_sizes) > 1 for fit in begun.state.fits)
+    state = resumed(begun, len(begun.seconds))
+    first, second, third = [plan.batch_sizes for _, plan in state.schedule.entries]
+    assert first == third == (64,) * 4
+    assert second == (80, 80, 48, 48)
+    assert state.reason == begun.state.reason
+    training = WatchedTraining(EQUAL, slower=from_step(200, 2.0, 3))
+    training.seconds, training.states = begun.seconds, [state] * 4
+    training.run(400)
+    (change,) = training.changes
+    assert training.efficiency(change.step) > 0.97
+
+
 def test_resuming_with_other_bounds_changes_what_the_watch_may_do():
     training = WatchedTraining(TWO).run(100)
     state = resumed(training, 100, upper=(200, 100), lower=(3, 2))
-    assert state.watch.blocks == training.state.watch.blocks
+    assert state.watch.models == training.state.watch.models
     assert state.watch.bounds == Bounds((3, 2), (200, 100), 1)
 
 
