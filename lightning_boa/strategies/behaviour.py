@@ -23,6 +23,7 @@ from lightning_boa.profiling import (
     ClockEntry,
     MemoryProfile,
     StepClock,
+    check_same,
     memory_profile_of,
     timeline_of,
 )
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+ALIKE_BEFORE = ("num_sanity_val_steps", "reload_dataloaders_every_n_epochs")
 GO_ON = "The last checkpoint goes on where it was saved, with fewer ranks too (ckpt_path)."
 
 
@@ -305,7 +307,7 @@ class BoaBehaviour(_Base):
             self._plans.begin_fit()
         self._after_batch = _do_nothing
         trainer_seam.divert_loaders(trainer, self._prepare_loader)
-        trainer_seam.announce_loaders(trainer, self._begin_loaders)
+        trainer_seam.announce_loaders(trainer, self._begin_loaders, self._begin_evaluated_loaders)
         trainer_seam.divert_batch_end(trainer, self._end_batch)
         if not any(isinstance(callback, self.callback_class) for callback in trainer.callbacks):
             trainer.callbacks.insert(0, self.callback_class())
@@ -338,6 +340,8 @@ class BoaBehaviour(_Base):
 
     @override
     def setup(self, trainer: Any) -> None:
+        if _is_fit(trainer):
+            check_same(self._facts_of_the_run)
         super().setup(trainer)
         if not _is_fit(trainer):
             return
@@ -574,6 +578,17 @@ class BoaBehaviour(_Base):
             return self._share.rows if trainer_seam.is_batch_end(self._module) else None
         return self._rows_in_step
 
+    @property
+    def _facts_of_the_run(self) -> dict[str, Any]:
+        """What decides on collectives before the first step, and so must be the same before any."""
+        plain = (bool, int, float, str, type(None))
+        ddp = {name: each for name, each in self._ddp_kwargs.items() if isinstance(each, plain)}
+        return {
+            "options of DistributedDataParallel": dict(sorted(ddp.items())),
+            "use of validation": bool(self._trainer.enable_validation),
+            **{flag: getattr(self._trainer, flag) for flag in ALIKE_BEFORE},
+        }
+
     def _begin_roll_call(self) -> None:
         self._end_roll_call()
         if self.world_size == 1:
@@ -627,6 +642,9 @@ class BoaBehaviour(_Base):
     def _begin_loaders(self, number: int) -> None:
         self._loaders.begin(number)
         self.clock.interrupt()
+
+    def _begin_evaluated_loaders(self, number: int) -> None:
+        self._loaders.begin_evaluated(number)
 
     def _communicating(self, group: Any | None = None) -> AbstractContextManager[Any]:
         if self._evaluation is not None and group in (None, dist.group.WORLD):

@@ -94,6 +94,7 @@ class PreparedLoaders:
         self._number_of_training_loaders = 0
         self._samplers: list[ShareBatchSampler | RowRequests] = []
         self._row_check = RowCheck()
+        self._evaluated_to_come = 0
         self._new_facts: dict[str, Any] = {}
         self._drawn_order: int | None = None
 
@@ -150,14 +151,25 @@ class PreparedLoaders:
         self._row_check = RowCheck()
         self._plans.begin_loaders(number)
 
+    def begin_evaluated(self, number: int) -> None:
+        """So many loaders of validation or test are set up next.
+
+        Raises:
+            AgreementError: on every rank, where ranks have another number of them.
+        """
+        check_same({"number of validation or test loaders": number})
+        self._evaluated_to_come = number
+
     def prepare(self, loader: Any, stage: str) -> Any:
         """What stands in place of a loader of the user's; None where Lightning's own way is right."""
         by_boa = trainer_seam.uses_distributed_sampler(self._trainer)
         if stage == trainer_seam.TRAIN:
             return self._training_loader(loader, by_boa)
-        if not by_boa or is_stream(loader) or makes_single_batches(loader):
-            return None
-        return self._evaluation_loader(loader, stage)
+        is_own = not by_boa or is_stream(loader) or makes_single_batches(loader)
+        source = None if is_own else source_of(loader)
+        if stage != trainer_seam.PREDICT:
+            self._note_evaluated(source, stage)
+        return None if source is None else self._evaluation_loader(source, stage)
 
     def settle(self) -> None:
         """All training loaders are there: the rows of a step follow from them."""
@@ -294,19 +306,26 @@ class PreparedLoaders:
         if self._training.is_single:
             self.trained.forget()
 
-    def _evaluation_loader(self, loader: DataLoader[Any], stage: str) -> DataLoader[Any]:
-        source = source_of(loader)
+    def _note_evaluated(self, source: Source | None, stage: str) -> None:
+        """Compare the facts once all loaders of a set are there: Lightning exchanges their lengths next."""
+        name = f"rows and batch size of the {stage} data set"
+        number = 1 + sum(fact.startswith(name) for fact in self._new_facts)
+        which = f"{stage} data set" if number == 1 else f"{stage} data set {number}"
+        rows: Any = "each rank's own" if source is None else (source.length, source.batch_size)
+        sampling = "each rank's own" if source is None else source.sampling
+        self._new_facts[f"rows and batch size of the {which}"] = rows
+        self._new_facts[f"sampling of the {which}"] = sampling
+        self._evaluated_to_come -= 1
+        if self._evaluated_to_come == 0:
+            check_same(self.take_new_facts())
+
+    def _evaluation_loader(self, source: Source, stage: str) -> DataLoader[Any]:
         rows = source.batch_size * self._world_size
         split: Callable[[int, int], Sequence[int]] = partial(self._evaluation_rows, source)
         if stage == trainer_seam.PREDICT:
             record = partial(trainer_seam.index_recorder, self._trainer)
             steps = source.all_steps(rows, self._world_size)
             return self._sharing.prediction(source, steps, split, self._world_size, record)
-        self._new_facts[f"rows and batch size of the {stage} data set"] = (
-            source.length,
-            source.batch_size,
-        )
-        self._new_facts[f"sampling of the {stage} data set"] = source.sampling
         steps = source.steps(rows, self._world_size)
         return self._sharing.evaluation(
             source, steps, split, self.evaluated.from_loader("evaluation")

@@ -3,9 +3,9 @@
 `_data_connector._prepare_dataloader`
     Lightning re-creates loaders with a sampler of its own before `Strategy.process_dataloader` is asked. Re-creating
     loses or rejects arguments of subclasses, and only this method knows the stage. It is replaced on the instance.
-`fit_loop._data_source`
-    A set of training loaders begins when it is asked for them: at the start, at a reload, and for the learning-rate
-    finder. Its `dataloader` is replaced on the instance.
+`_data_source` of the fit loop and of those for validation and test
+    A set of loaders begins when it is asked for them: at the start, at a reload, and for the learning-rate finder. Its
+    `dataloader` is replaced on the instance.
 `_accelerator_connector.use_distributed_sampler`
     Not readable elsewhere: the user has taken the distribution of samples into their own hands.
 `_logger_connector.on_batch_end`
@@ -65,10 +65,19 @@ def _prepare_dataloader(
     return type(connector)._prepare_dataloader(connector, dataloader, shuffle, mode)
 
 
-def announce_loaders(trainer: Any, begin: Callable[[int], object]) -> None:
-    """Let `begin(number)` run before a set of so many training loaders is prepared, one by one."""
-    source = trainer.fit_loop._data_source
-    source.dataloader = partial(_request_loaders, trainer, source, begin)
+def announce_loaders(
+    trainer: Any, begin: Callable[[int], object], begin_evaluated: Callable[[int], object]
+) -> None:
+    """Let `begin(number)` run before a set of so many training loaders is prepared, one by one; `begin_evaluated`
+    before one of validation or test.
+    """
+    evaluations = (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
+    for loop, act in (
+        (trainer.fit_loop, begin),
+        *((each, begin_evaluated) for each in evaluations),
+    ):
+        source = loop._data_source
+        source.dataloader = partial(_request_loaders, trainer, source, act)
 
 
 def _request_loaders(trainer: Any, source: Any, begin: Callable[[int], object]) -> Any:

@@ -120,6 +120,37 @@ def more_epochs_on_one_rank(rank: int) -> None:
     fit(BoaStrategy(), plain_loader(), max_epochs=1 + rank)
 
 
+def other_option_of_ddp_on_one_rank(rank: int) -> None:
+    fit(BoaStrategy(find_unused_parameters=rank == 1), plain_loader())
+
+
+def fit_and_validate(loaders: Any, **options: Any) -> None:
+    quiet()
+    chosen = {**trainer_options(Training(epochs=2)), **options}
+    trainer = pl.Trainer(strategy=BoaStrategy(), devices=RANKS, **chosen)
+    trainer.fit(Regression(), plain_loader(), loaders)
+
+
+def validation_on_one_rank(rank: int) -> None:
+    fit_and_validate(plain_loader() if rank else None)
+
+
+def more_validation_loaders_on_one_rank(rank: int) -> None:
+    fit_and_validate([plain_loader()] * (1 + rank))
+
+
+def validation_stream_on_one_rank(rank: int) -> None:
+    fit_and_validate(DataLoader(Stream(), batch_size=4) if rank else plain_loader())
+
+
+def fewer_sanity_steps_on_one_rank(rank: int) -> None:
+    fit_and_validate(plain_loader(), num_sanity_val_steps=2 * rank)
+
+
+def reload_on_one_rank(rank: int) -> None:
+    fit_and_validate(plain_loader(), reload_dataloaders_every_n_epochs=rank)
+
+
 def other_schedule_on_one_rank(rank: int) -> None:
     if rank == 1:
         Schedule.digest = property(lambda schedule: 7)  # type: ignore[assignment]
@@ -280,6 +311,16 @@ REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
     shuffled_evaluation_on_one_rank: ("AgreementError", "validate data set", "ShuffledOrder"),
     other_window_on_one_rank: ("AgreementError", "accumulate_grad_batches", "2 on rank 1"),
     more_epochs_on_one_rank: ("AgreementError", "1 on rank 0", "2 on rank 1"),
+    other_option_of_ddp_on_one_rank: (
+        "AgreementError",
+        "DistributedDataParallel",
+        "True} on rank 1",
+    ),
+    validation_on_one_rank: ("AgreementError", "use of validation", "True on rank 1"),
+    more_validation_loaders_on_one_rank: ("AgreementError", "1 on rank 0", "2 on rank 1"),
+    validation_stream_on_one_rank: ("AgreementError", "(32, 4) on rank 0", "rank's own"),
+    fewer_sanity_steps_on_one_rank: ("AgreementError", "num_sanity_val_steps", "2 on rank 1"),
+    reload_on_one_rank: ("AgreementError", "reload_dataloaders_every_n_epochs", "1 on rank 1"),
     other_schedule_on_one_rank: ("AgreementError", "schedule of plans", "rank 1"),
     fewer_rows_than_ranks: ("PlanError", "min_batch_size=0"),
     bounds_too_tight: ("PlanError", "max_batch_size"),

@@ -70,17 +70,20 @@ def test_loaders_are_diverted_on_the_instance_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-def test_a_set_of_training_loaders_is_announced_whenever_it_is_asked_for(package: Any) -> None:
+def test_a_set_of_loaders_is_announced_whenever_it_is_asked_for(package: Any) -> None:
     trainer = quiet_trainer(package)
     combined = importlib.import_module(f"{package.__name__}.utilities").CombinedLoader
+    evaluations = (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
     for loaders, number in (([1, 2], 1), ({"a": [1], "b": [[2], [3]]}, 3), (combined([[1]]), 1)):
-        told: list[int] = []
-        source = trainer.fit_loop._data_source
-        source.instance = loaders
+        trained: list[int] = []
+        evaluated: list[int] = []
         for _ in range(2):
-            trainer_seam.announce_loaders(trainer, told.append)
-            assert source.dataloader() is loaders
-        assert told == [number, number]
+            trainer_seam.announce_loaders(trainer, trained.append, evaluated.append)
+            for loop in (trainer.fit_loop, *evaluations):
+                loop._data_source.instance = loaders
+                assert loop._data_source.dataloader() is loaders
+        assert trained == [number] * 2
+        assert evaluated == [number] * 6
 
 
 def test_diverting_again_forgets_the_first_strategy() -> None:
