@@ -145,6 +145,7 @@ class BoaBehaviour(_Base):
         self._frozen: list[Tensor] = []
         self._roll_call: RollCall | None = None
         self._stop_requested = False
+        self._has_failed = False
 
     @property
     def share(self) -> Share | None:
@@ -302,6 +303,7 @@ class BoaBehaviour(_Base):
         super().connect(model)
         trainer = model.trainer
         self._share = None
+        self._has_failed = False
         self._after_step = []
         if _is_fit(trainer):
             self._plans.begin_fit()
@@ -383,6 +385,7 @@ class BoaBehaviour(_Base):
         super().on_exception(exception)
         if self._roll_call is not None:
             self._roll_call.explain(exception, GO_ON if _is_fit(self._trainer) else "")
+        self._has_failed = isinstance(exception, Exception)
 
     def measure(self, enabled: bool, *, memory: bool = True) -> None:
         """Measure the steps from here on, with the memory that they take, or leave them alone."""
@@ -539,11 +542,15 @@ class BoaBehaviour(_Base):
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
+        if self._has_failed:
+            return
         with self._communicating():
             super().barrier(*args, **kwargs)
 
     @override
     def broadcast(self, obj: Any, src: int = 0) -> Any:
+        if self._has_failed:
+            return obj
         with self._communicating():
             return super().broadcast(obj, src)
 

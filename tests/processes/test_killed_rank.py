@@ -134,9 +134,8 @@ def test_a_killed_rank_is_named_and_fewer_ranks_go_on(
     errors = errors_of(outcomes)
     assert sorted(errors) == [0, 1], outcomes
     for each in errors.values():
-        said = each if saves_at_last else last_error(each)
-        assert "gloo" in said
-        assert f"boa: rank 2 {ENDED}" in said
+        assert "gloo" in last_error(each)
+        assert f"boa: rank 2 {ENDED}" in last_error(each)
 
     resumed = tmp_path / "resumed"
     resumed.mkdir()
@@ -160,18 +159,21 @@ def resume(rank: int, ranks: int, folder: str, path: str) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("struck", "strikes", "said"),
+    ("struck", "strikes", "saves_at_last", "said"),
     [
-        (0, kill, f"boa: rank 0 {ENDED}"),
-        (1, fail, "boa: rank 1 failed after step 13: ValueError: a bad row;"),
-        (1, wait_for_the_others, "boa: rank 1 is there but did not come along, after step 13;"),
+        (0, kill, False, f"boa: rank 0 {ENDED}"),
+        (1, fail, False, "boa: rank 1 failed after step 13: ValueError: a bad row;"),
+        (1, fail, True, "boa: rank 1 failed after step 13: ValueError: a bad row;"),
+        (1, wait_for_the_others, False, "boa: rank 1 is there but did not come along, after step"),
     ],
-    ids=["rank 0 killed", "an error of one rank", "a rank that hangs"],
+    ids=["rank 0 killed", "an error", "an error and a last checkpoint", "a rank that hangs"],
 )
 def test_the_others_say_who_it_was(
-    tmp_path: Path, struck: int, strikes: Callable[[Path], None], said: str
+    tmp_path: Path, struck: int, strikes: Callable[[Path], None], saves_at_last: bool, said: str
 ) -> None:
-    outcomes = outcomes_of_ranks(train, 3, 3, str(tmp_path), struck, strikes, timeout=60)
+    outcomes = outcomes_of_ranks(
+        train, 3, 3, str(tmp_path), struck, strikes, saves_at_last, timeout=60
+    )
     errors = errors_of(outcomes)
     others = {0, 1, 2} - {struck}
     assert others <= set(errors), outcomes
