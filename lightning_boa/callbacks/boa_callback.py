@@ -136,15 +136,10 @@ class BoaCallbackBehaviour:
         self._stop_watching_what_is_gone(strategy)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        strategy = _strategy_of(trainer)
-        strategy.clock.interrupt()
-        _compare_new_loaders(strategy)
+        _strategy_of(trainer).clock.interrupt()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         _strategy_of(trainer).clock.interrupt()
-
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        _compare_new_loaders(_strategy_of(trainer))
 
     def on_train_batch_start(self, trainer: Any, *arguments: Any) -> None:
         _on_batch_start(trainer, training=True)

@@ -272,12 +272,13 @@ class Orchestration:
             return replace(done, watch=None)
         if self.watch is not None:
             return replace(done, watch=replace(self.watch, bounds=self._watched_bounds))
+        evidence = self._watched_evidence
         watch = Watch(
-            models=self._watched_models,
+            models=_watched_models(evidence),
             bounds=self._watched_bounds,
-            is_refined=self._common_fits is not None,
-            doubt=self._watched_evidence.error,
-            spans=self._watched_evidence.spans,
+            is_refined=evidence.known_fits != self.known_fits,
+            doubt=evidence.error,
+            spans=evidence.spans,
         )
         return replace(done, watch=watch)
 
@@ -287,24 +288,12 @@ class Orchestration:
         return Bounds(evidence.lower, evidence.growth_limits, evidence.granularity)
 
     @property
-    def _common_fits(self) -> tuple[TimeFit, ...] | None:
-        evidence = self._evidence
-        return common_fits(evidence) if self.first_plan.batch_sizes == evidence.equal else None
-
-    @property
     def _watched_evidence(self) -> Evidence:
-        fits = self._common_fits
-        return self._evidence if fits is None else replace(self._evidence, known_fits=fits)
-
-    @property
-    def _watched_models(self) -> tuple[TimeModel, ...]:
-        evidence = self._watched_evidence
-        return tuple(
-            model
-            if fit is None
-            else hopeful(cautious(model, max(fit.batch_sizes)), fit.batch_sizes)
-            for model, fit in zip(evidence.models, evidence.fits, strict=True)
-        )
+        """What is known, with the fits that equal devices have in common."""
+        evidence = self._evidence
+        is_equal = self.first_plan.batch_sizes == evidence.equal
+        fits = common_fits(evidence) if is_equal else None
+        return evidence if fits is None else replace(evidence, known_fits=fits)
 
     def keep_split(self, reason: str) -> Orchestration:
         """Stop measuring and stay with the present split, for a `reason` that this loop cannot see."""
@@ -408,7 +397,6 @@ class Orchestration:
                 done=True,
                 reason="the epoch ended before the latest split began, which therefore is the plan",
             )
-        round_number = self.round + (self.phase == "warmup")
         tour = self._with_second_size(decision.plan, first_free_step)
         if tour is None:
             schedule, reason = self._schedule_with(decision.plan, first_free_step), decision.reason
@@ -419,7 +407,7 @@ class Orchestration:
             self,
             schedule=schedule,
             phase="planned",
-            round=round_number,
+            round=self.round + (self.phase == "warmup"),
             exchange_after=self._end_of_confirmation(first_free_step),
             reason=reason,
         )
@@ -555,7 +543,9 @@ class Orchestration:
         return (
             state
             if watch is None
-            else replace(state, watch=Watch.from_dict(watch, state._watched_models))
+            else replace(
+                state, watch=Watch.from_dict(watch, _watched_models(state._watched_evidence))
+            )
         )
 
     @classmethod
@@ -598,6 +588,13 @@ class Orchestration:
             last = first_step + SETTLING_STEPS + CONFIRMING_STEPS - 1
             return replace(resumed, exchange_after=last)
         return resumed._watched()
+
+
+def _watched_models(evidence: Evidence) -> tuple[TimeModel, ...]:
+    return tuple(
+        model if fit is None else hopeful(cautious(model, max(fit.batch_sizes)), fit.batch_sizes)
+        for model, fit in zip(evidence.models, evidence.fits, strict=True)
+    )
 
 
 def _with_outcome(rebalancings: tuple[Rebalancing, ...], watch: Watch) -> tuple[Rebalancing, ...]:

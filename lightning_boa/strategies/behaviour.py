@@ -50,7 +50,7 @@ from lightning_boa.strategies.restart import Restart
 from lightning_boa.strategies.roll_call import RollCall
 from lightning_boa.strategies.running_statistics import RunningStatistics
 from lightning_boa.strategies.saved_profile import SavedProfile, installed_software
-from lightning_boa.strategies.step_plans import StepPlans
+from lightning_boa.strategies.step_plans import SWITCH, StepPlans, is_switched_off
 from lightning_boa.wrong_lightning import refuse_mix
 
 if TYPE_CHECKING:
@@ -58,7 +58,22 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-ALIKE_BEFORE = ("num_sanity_val_steps", "reload_dataloaders_every_n_epochs")
+ALIKE = (
+    "accumulate_grad_batches",
+    "max_epochs",
+    "max_steps",
+    "min_epochs",
+    "min_steps",
+    "limit_train_batches",
+    "limit_val_batches",
+    "num_sanity_val_steps",
+    "val_check_interval",
+    "check_val_every_n_epoch",
+    "reload_dataloaders_every_n_epochs",
+    "precision",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+)
 GO_ON = "The last checkpoint goes on where it was saved, with fewer ranks too (ckpt_path)."
 
 
@@ -212,7 +227,7 @@ class BoaBehaviour(_Base):
         return self._loaders.standing_still()
 
     def take_new_facts(self) -> Mapping[str, Any]:
-        """What all ranks must have in common, where a loader has been set up since the last call."""
+        """What all ranks must have in common, where a training loader has been set up since the last call."""
         return self._loaders.take_new_facts()
 
     def take_drawn_order(self) -> int | None:
@@ -587,13 +602,16 @@ class BoaBehaviour(_Base):
 
     @property
     def _facts_of_the_run(self) -> dict[str, Any]:
-        """What decides on collectives before the first step, and so must be the same before any."""
+        """What all ranks must have in common before any of them sets up a loader."""
         plain = (bool, int, float, str, type(None))
         ddp = {name: each for name, each in self._ddp_kwargs.items() if isinstance(each, plain)}
         return {
+            **self.options.facts,
             "options of DistributedDataParallel": dict(sorted(ddp.items())),
+            "world size": self.world_size,
+            SWITCH: is_switched_off(),
             "use of validation": bool(self._trainer.enable_validation),
-            **{flag: getattr(self._trainer, flag) for flag in ALIKE_BEFORE},
+            **{flag: getattr(self._trainer, flag) for flag in ALIKE},
         }
 
     def _begin_roll_call(self) -> None:

@@ -35,24 +35,11 @@ from lightning_boa.strategies.deliveries import Deliveries
 from lightning_boa.strategies.loaders import Sharing
 from lightning_boa.strategies.loss_weight import is_said, rule_of
 from lightning_boa.strategies.options import BoaOptions
-from lightning_boa.strategies.step_plans import SWITCH, StepPlans, is_switched_off
+from lightning_boa.strategies.step_plans import StepPlans
 from lightning_boa.strategies.stream_agreement import StreamAgreement
 from lightning_boa.strategies.training_loaders import TrainingLoaders
 
-ALIKE = (
-    "accumulate_grad_batches",
-    "max_epochs",
-    "max_steps",
-    "min_epochs",
-    "min_steps",
-    "limit_train_batches",
-    "limit_val_batches",
-    "val_check_interval",
-    "check_val_every_n_epoch",
-    "precision",
-    "gradient_clip_val",
-    "gradient_clip_algorithm",
-)
+OWN = "each rank's own"
 
 
 class PreparedLoaders:
@@ -94,7 +81,8 @@ class PreparedLoaders:
         self._number_of_training_loaders = 0
         self._samplers: list[ShareBatchSampler | RowRequests] = []
         self._row_check = RowCheck()
-        self._evaluated_to_come = 0
+        self._number_of_evaluated_loaders = 0
+        self._evaluated_sources: list[Source | None] = []
         self._new_facts: dict[str, Any] = {}
         self._drawn_order: int | None = None
 
@@ -133,7 +121,7 @@ class PreparedLoaders:
             yield
 
     def take_new_facts(self) -> Mapping[str, Any]:
-        """What all ranks must have in common, where a loader has been set up since the last call."""
+        """What all ranks must have in common, where a training loader has been set up since the last call."""
         facts, self._new_facts = self._new_facts, {}
         return facts
 
@@ -158,7 +146,8 @@ class PreparedLoaders:
             AgreementError: on every rank, where ranks have another number of them.
         """
         check_same({"number of validation or test loaders": number})
-        self._evaluated_to_come = number
+        self._number_of_evaluated_loaders = number
+        self._evaluated_sources = []
 
     def prepare(self, loader: Any, stage: str) -> Any:
         """What stands in place of a loader of the user's; None where Lightning's own way is right."""
@@ -291,33 +280,26 @@ class PreparedLoaders:
         return None if self._training.is_single else trainer_seam.cycles(self._trainer)
 
     def _collect_facts(self) -> None:
-        self._new_facts.update(
-            {
-                **self._options.facts,
-                **self._training.facts,
-                "seed": self._sharing.seed,
-                "world size": self._world_size,
-                SWITCH: is_switched_off(),
-                **{flag: getattr(self._trainer, flag) for flag in ALIKE},
-            }
-        )
+        self._new_facts.update({**self._training.facts, "seed": self._sharing.seed})
 
     def _forget_what_was_read_ahead(self) -> None:
         if self._training.is_single:
             self.trained.forget()
 
     def _note_evaluated(self, source: Source | None, stage: str) -> None:
-        """Compare the facts once all loaders of a set are there: Lightning exchanges their lengths next."""
-        name = f"rows and batch size of the {stage} data set"
-        number = 1 + sum(fact.startswith(name) for fact in self._new_facts)
-        which = f"{stage} data set" if number == 1 else f"{stage} data set {number}"
-        rows: Any = "each rank's own" if source is None else (source.length, source.batch_size)
-        sampling = "each rank's own" if source is None else source.sampling
-        self._new_facts[f"rows and batch size of the {which}"] = rows
-        self._new_facts[f"sampling of the {which}"] = sampling
-        self._evaluated_to_come -= 1
-        if self._evaluated_to_come == 0:
-            check_same(self.take_new_facts())
+        """Compare a set of loaders once all are there: Lightning exchanges their lengths next."""
+        self._evaluated_sources.append(source)
+        if len(self._evaluated_sources) < self._number_of_evaluated_loaders:
+            return
+        facts: dict[str, Any] = {}
+        for number, each in enumerate(self._evaluated_sources, 1):
+            name = f"{stage} data set" if number == 1 else f"{stage} data set {number}"
+            rows, sampling = (
+                (OWN, OWN) if each is None else ((each.length, each.batch_size), each.sampling)
+            )
+            facts[f"rows and batch size of the {name}"] = rows
+            facts[f"sampling of the {name}"] = sampling
+        check_same(facts)
 
     def _evaluation_loader(self, source: Source, stage: str) -> DataLoader[Any]:
         rows = source.batch_size * self._world_size

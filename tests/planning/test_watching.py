@@ -104,6 +104,17 @@ def test_a_latency_floor_fitted_to_noise_does_not_hide_a_slow_device():
     assert training.efficiency(499) > 0.97
 
 
+@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("phase", [0, 3])
+def test_where_times_are_proportional_to_rows_one_change_is_enough(phase, victim):
+    training = WatchedTraining(
+        PROPORTIONAL, slower=from_step(200, 2.0, victim), noise=0.01, first_block=phase, seed=phase
+    ).run(500)
+    (change,) = training.changes
+    assert change.step <= 200 + MOST_STEPS_TO_A_CHANGE + training.read_ahead
+    assert training.efficiency(499) > 0.99
+
+
 @pytest.mark.parametrize("phase", [0, 3])
 def test_where_one_size_is_known_a_second_small_change_finds_the_overhead(phase):
     training = WatchedTraining(
@@ -215,6 +226,7 @@ def test_a_loader_that_takes_little_is_not_told():
         pytest.param(FOUR, 3, 300, 0.01, 1.01, id="four"),
         pytest.param(FOUR, 3, 300, 0.02, 1.01, id="four-with-more-noise"),
         pytest.param(PROPORTIONAL, 0, 300, 0.01, 1.01, id="proportional"),
+        pytest.param(EQUAL, 0, 300, 0.0, 1.01, id="equal-without-noise"),
         pytest.param(EQUAL, 0, 300, 0.01, 1.01, id="equal"),
         pytest.param(EQUAL, 3, 300, 0.02, 1.01, id="equal-with-more-noise"),
     ],
@@ -302,6 +314,12 @@ def resumed(training, first_step, **options):
     return Orchestration.resume(settings, saved, first_step)
 
 
+def goes_on(training, state, slower, until):
+    training.states, training.slower = [state] * len(training.devices), slower
+    training.restart_watches(len(training.seconds))
+    training.run(until)
+
+
 def test_resuming_on_the_same_devices_keeps_the_watch():
     training = WatchedTraining(TWO, slower=from_step(200, 2.0, 0)).run(300)
     state = resumed(training, 300)
@@ -311,19 +329,9 @@ def test_resuming_on_the_same_devices_keeps_the_watch():
     assert state.plan.batch_sizes == training.state.plan.batch_sizes
     assert state.exchange_after is None
 
-    training.states = [state] * 2
-    training.slower = from_step(0, 1.0, 0)
-    training.restart_watches(300)
-    training.run(400)
+    goes_on(training, state, from_step(0, 1.0, 0), 400)
     assert [change.step > 300 for change in training.changes] == [False, True]
     assert training.efficiency(399) > 0.99
-
-
-def goes_on(training, state, slower, until):
-    training.states, training.slower = [state] * len(training.devices), slower
-    training.watches = []
-    training.restart_watches(len(training.seconds))
-    return training.run(until)
 
 
 def test_a_device_that_was_slow_before_the_stop_only_changes_nothing():

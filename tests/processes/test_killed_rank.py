@@ -164,7 +164,12 @@ def resume(rank: int, ranks: int, folder: str, path: str) -> Outcome:
         (0, kill, False, f"boa: rank 0 {ENDED}"),
         (1, fail, False, "boa: rank 1 failed after step 13: ValueError: a bad row;"),
         (1, fail, True, "boa: rank 1 failed after step 13: ValueError: a bad row;"),
-        (1, wait_for_the_others, False, "boa: rank 1 is there but did not come along, after step"),
+        (
+            1,
+            wait_for_the_others,
+            False,
+            "boa: rank 1 is there but did not come along, after step 13;",
+        ),
     ],
     ids=["rank 0 killed", "an error", "an error and a last checkpoint", "a rank that hangs"],
 )

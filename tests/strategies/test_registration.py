@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.strategies.trainers import quiet_trainer
+
 PACKAGES = ["pytorch_lightning", "lightning.pytorch"]
 OURS = {
     "pytorch_lightning": "lightning_boa.for_pytorch_lightning",
@@ -118,15 +120,7 @@ def test_a_registered_name_makes_our_strategy_with_ddps_options(package: Any) ->
 
 def test_the_trainer_knows_the_name(package: Any) -> None:
     ours = importlib.import_module(OURS[package.__name__])
-    trainer = package.Trainer(
-        strategy="boa",
-        accelerator="cpu",
-        devices=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(package, strategy="boa", devices=2)
 
     assert type(trainer.strategy) is ours.BoaStrategy
     assert trainer.world_size == 2

@@ -13,6 +13,7 @@ import torch
 
 from lightning_boa.data import EvenSteps, SequentialOrder, ShareBatchSampler
 from lightning_boa.strategies import trainer_seam
+from tests.strategies.trainers import quiet_trainer
 
 PACKAGES = ["pytorch_lightning", "lightning.pytorch"]
 
@@ -31,18 +32,6 @@ class Connector:
 def package(request: pytest.FixtureRequest) -> Any:
     pytest.importorskip(request.param)
     return importlib.import_module(request.param)
-
-
-def quiet_trainer(package: Any, **options: Any) -> Any:
-    return package.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
 
 
 def test_loaders_are_diverted_on_the_instance_alone() -> None:
