@@ -30,6 +30,7 @@ from tests.processes.training import (
     relative_error,
     trainer_options,
 )
+from tests.processes.virtual_time import MeasuresVirtualTime, emulated
 
 RANKS = 2
 
@@ -39,6 +40,13 @@ def trainer_with(strategy: BoaStrategy | None = None, **options: Any) -> pl.Trai
     pl.seed_everything(3)
     chosen = {**trainer_options(Training(epochs=2)), **options}
     return pl.Trainer(strategy=strategy or BoaStrategy(), devices=RANKS, **chosen)
+
+
+def measuring_trainer(*callbacks: Any, **options: Any) -> pl.Trainer:
+    """Its two devices are equal, in a time that nothing disturbs."""
+    strategy = MeasuresVirtualTime()
+    cluster = emulated(strategy, [1.0, 1.0])
+    return trainer_with(strategy, callbacks=[*callbacks, cluster], **options)
 
 
 def loader(rows: int = 64, batch_size: int = 4, **options: Any) -> DataLoader[Any]:
@@ -210,7 +218,11 @@ def learning_rate_finder_in_a_fit(rank: int) -> dict[Any, Any]:
         modules = []
         for kind in (None, LearningRateFinder, FindsInEachEpoch):
             finder = [] if kind is None else [kind(num_training_steps=6, update_attr=False)]
-            trainer = trainer_with(BoaStrategy(**options), callbacks=finder, max_epochs=3)
+            trainer = (
+                trainer_with(BoaStrategy(**options), callbacks=finder, max_epochs=3)
+                if options
+                else measuring_trainer(*finder, max_epochs=3)
+            )
             modules.append(module := OfSeveralLoaders())
             trainer.fit(module, data(rank))
             strategy = trainer.strategy
@@ -315,7 +327,7 @@ def averaged_weights(rank: int) -> int:
 
 def plan_for_another_model(rank: int) -> tuple[str, str]:
     """A resumed plan stays for the same devices and model; for others the warm-up begins anew."""
-    trainer = trainer_with()
+    trainer = measuring_trainer()
     trainer.fit(Regression(schedules=False), loader(400))
     before: Orchestration = trainer.strategy.orchestration
     trainer.strategy.begin_planning()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from lightning_boa import BoaStrategy, EmulatedCluster
+from lightning_boa.profiling import HostTimeline, MemoryProfile, StepClock
+
 
 class VirtualTime:
     """A clock that only sleeping moves; each rank has its own."""
@@ -14,3 +19,26 @@ class VirtualTime:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+class MeasuresVirtualTime(BoaStrategy):
+    """Measures by a clock that the test moves."""
+
+    time: VirtualTime
+
+    def new_clock(self) -> StepClock:
+        return StepClock(self.global_rank, HostTimeline(self.time), clock=self.time)
+
+    def new_memory_profile(self) -> MemoryProfile | None:
+        return None
+
+
+def emulated(strategy: MeasuresVirtualTime, seconds_per_sample: Sequence[float]) -> EmulatedCluster:
+    """The callback that makes each rank's step last so long in the strategy's time."""
+    strategy.time = VirtualTime()
+    return EmulatedCluster(
+        seconds_per_sample,
+        clock=strategy.time,
+        sleep=strategy.time.sleep,
+        work_clock=lambda: 0.0,
+    )
