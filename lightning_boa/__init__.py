@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_boa import registration
 from lightning_boa.planning import (
     BatchPlan,
+    InPasses,
     LinearTime,
     MeasuredAllReduce,
     RingAllReduce,
@@ -30,6 +31,7 @@ __all__ = [
     "BoaCallback",
     "BoaStrategy",
     "EmulatedCluster",
+    "InPasses",
     "LinearTime",
     "MeasuredAllReduce",
     "RingAllReduce",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from lightning_boa.errors import OptionError
+from lightning_boa.planning import RingAllReduce
 from lightning_boa.wrong_lightning import refuse_mix
 
 FORWARD_SHARE = 1 / 3
@@ -29,6 +31,11 @@ def _leading_sizes(batch: Any) -> Iterator[int]:
     elif isinstance(batch, (list, tuple)):
         for part in batch:
             yield from _leading_sizes(part)
+
+
+def bytes_of(parameters: Iterable[Tensor]) -> int:
+    """Bytes of the gradients of these parameters."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
 
 class Stopwatch:
@@ -61,7 +68,12 @@ class EmulatedClusterBehaviour:
     A third of it passes as the step begins, the rest inside backward, spread over the parameters, so that gradients
     become ready one after the other and communication overlaps as on a device. The real computation happens as well
     and counts towards that time (choose durations above it); time blocked in collectives before backward comes on top,
-    as on a device. Where a step has several backwards (manual optimisation) they share the rest equally.
+    as on a device. Where a step has several backwards (manual optimisation) they share the rest equally; where it runs
+    in several passes each of them lasts as a step of its rows, and a parked rank's step takes no time.
+
+    Each reduction of gradients takes all ranks as long as a ring of the emulated links does: 2 (k - 1) (latency +
+    bytes / (k slowest bandwidth)) seconds for k ranks, after the backward and on top of the real exchange. Other
+    collectives take their real time only.
 
     Args:
         seconds_per_sample: seconds for each row, one value per rank.
@@ -70,13 +82,15 @@ class EmulatedClusterBehaviour:
         names: what the devices are called in tables and pictures, one per rank.
         throttle: {rank: {step: factor}}: from this training step on the rank's step lasts `factor` times as long, until
             another factor follows (1.0: as fast as before). Steps are batches, counted since training began.
+        bandwidth: bytes per second over a rank's link, a number or one per rank; infinity: nothing is emulated.
+        latency: seconds of an empty message.
         clock: seconds, increasing; a test may inject its own.
         sleep: waits for some seconds; a test may inject its own.
         work_clock: processor seconds of this thread; a test may inject its own.
 
     Raises:
         OptionError: a negative or non-finite time, lists of different lengths, a throttled rank or step that does not
-            exist, a factor that is not above 0.
+            exist, a factor or a bandwidth that is not above 0.
     """
 
     def __init__(
@@ -86,6 +100,8 @@ class EmulatedClusterBehaviour:
         floor: float | Sequence[float] = 0.0,
         names: Sequence[str] | None = None,
         throttle: Mapping[int, Mapping[int, float]] | None = None,
+        bandwidth: float | Sequence[float] = math.inf,
+        latency: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
         work_clock: Callable[[], float] = time.thread_time,
@@ -106,11 +122,22 @@ class EmulatedClusterBehaviour:
                 f"names: expected one name for each of the {ranks} values of seconds_per_sample, got {names!r}."
             )
         self.throttle = _throttle(throttle or {}, ranks)
+        self.bandwidth = _per_rank("bandwidth", bandwidth, ranks)
+        if not all(each > 0 for each in self.bandwidth):
+            raise OptionError(
+                f"bandwidth: expected bytes per second above 0, got {list(self.bandwidth)}."
+            )
+        (self.latency,) = _per_rank("latency", latency, 1)
+        _check_times("latency", (self.latency,))
         self._stopwatch = Stopwatch(clock, sleep)
+        self._sleep = sleep
         self._work_clock = work_clock
         self._handles: list[Any] = []
         self._rank = 0
+        self._gradient_bytes = 0
         self._waits_for_entry = False
+        self._step = 0
+        self._batch_rows = 1
         self._duration = 0.0
         self._backward_lasts = 0.0
         self._work_before = 0.0
@@ -125,6 +152,17 @@ class EmulatedClusterBehaviour:
         begun = [factor for first, factor in self.throttle.get(rank, ()) if first <= step]
         return max(self.floor[rank], lasting) * (begun[-1] if begun else 1.0)
 
+    def exchange_seconds(self, ranks: Sequence[int], gradient_bytes: int) -> float:
+        """Seconds in which ``ranks`` reduce so many bytes among themselves over the emulated network."""
+        ring = RingAllReduce(gradient_bytes, bandwidth=1.0, latency=self.latency)
+        return float(ring.seconds(len(ranks), min(self.bandwidth[rank] for rank in ranks)))
+
+    def exchange(self, ranks: Sequence[int], gradient_bytes: int) -> None:
+        """Pass the time in which ``ranks`` reduce so many bytes; to be called on each of them."""
+        seconds = self.exchange_seconds(ranks, gradient_bytes)
+        if seconds > 0:
+            self._sleep(seconds)
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         refuse_mix(self, trainer)
         if len(self.seconds_per_sample) != trainer.world_size:
@@ -138,8 +176,10 @@ class EmulatedClusterBehaviour:
         self._release()
         trainable = [parameter for parameter in pl_module.parameters() if parameter.requires_grad]
         self._gradients_expected = max(1, len(trainable))
+        self._gradient_bytes = bytes_of(trainable)
         self._handles = [parameter.register_hook(self._on_gradient) for parameter in trainable]
-        self._handles.append(pl_module.register_forward_pre_hook(StepEntry(self._enter)))
+        enter = StepEntry(partial(self._enter, trainer.strategy))
+        self._handles.append(pl_module.register_forward_pre_hook(enter))
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -147,22 +187,26 @@ class EmulatedClusterBehaviour:
         self._waits_for_entry = True
         self._backwards_expected = max(1, self._backwards_seen)
         self._backwards_seen = 0
-        step = trainer.fit_loop.total_batch_idx if self.throttle else 0
-        self._duration = self.step_seconds(self._rank, rows_of_batch(batch), step)
+        self._step = trainer.fit_loop.total_batch_idx if self.throttle else 0
+        self._batch_rows = rows_of_batch(batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        self._enter()
+        self._enter(trainer.strategy)
         worked = self._work_clock() - self._work_before
         self._gradients_seen = 0
         self._backwards_seen += 1
-        lasts = (1 - FORWARD_SHARE) * self._duration / self._backwards_expected
+        backwards = 1 if _rows_of_pass(trainer.strategy) is not None else self._backwards_expected
+        lasts = (1 - FORWARD_SHARE) * self._duration / backwards
         self._backward_lasts = lasts - worked
         self._stopwatch.begin()
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         self._stopwatch.wait_for(self._backward_lasts)
+        if self._has_network and _has_reduced(trainer):
+            self.exchange(range(len(self.bandwidth)), self._gradient_bytes)
         self._gradients_expected = max(1, self._gradients_seen)
         self._work_before = self._work_clock()
+        self._waits_for_entry = getattr(trainer.strategy, "has_more_passes", False)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._release()
@@ -170,9 +214,16 @@ class EmulatedClusterBehaviour:
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._release()
 
-    def _enter(self) -> None:
+    @property
+    def _has_network(self) -> bool:
+        return self.latency > 0 or min(self.bandwidth) < math.inf
+
+    def _enter(self, strategy: Any) -> None:
         if self._waits_for_entry:
             self._waits_for_entry = False
+            rows = _rows_of_pass(strategy)
+            rows = self._batch_rows if rows is None else rows
+            self._duration = self.step_seconds(self._rank, rows, self._step) if rows else 0.0
             self._stopwatch.begin()
             self._stopwatch.wait_for(FORWARD_SHARE * self._duration)
             self._work_before = self._work_clock()
@@ -202,6 +253,17 @@ class StepEntry:
         return StepEntry, ()
 
 
+def _rows_of_pass(strategy: Any) -> int | None:
+    """Rows of the pass that runs, 0 where a rank does not run the model; None where a step is one pass of its batch."""
+    rows: int | None = getattr(strategy, "rows_of_pass", None)
+    return rows
+
+
+def _has_reduced(trainer: Any) -> bool:
+    """Whether the last backward has averaged gradients, which it does not inside an accumulation window."""
+    return bool(getattr(trainer.strategy.model, "require_forward_param_sync", True))
+
+
 def _per_rank(name: str, value: float | Sequence[float], ranks: int) -> tuple[float, ...]:
     if isinstance(value, (int, float)):
         return (float(value),) * ranks
@@ -217,9 +279,7 @@ def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
     try:
         return tuple(float(each) for each in values)
     except (TypeError, ValueError):
-        raise OptionError(
-            f"{name}: expected seconds, one number per rank, got {values!r}."
-        ) from None
+        raise OptionError(f"{name}: expected numbers, one per rank, got {values!r}.") from None
 
 
 def _check_times(name: str, values: tuple[float, ...]) -> None:

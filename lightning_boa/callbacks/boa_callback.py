@@ -10,14 +10,22 @@ from typing import Any, Protocol
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_boa.callbacks.network import look_at_network
 from lightning_boa.callbacks.step_watch import StepWatch
 from lightning_boa.emulation import EmulatedClusterBehaviour
 from lightning_boa.errors import UnsupportedError
-from lightning_boa.planning import BatchPlan, Orchestration, Schedule, StepRecord
+from lightning_boa.planning import (
+    BatchPlan,
+    NetworkFindings,
+    Orchestration,
+    Schedule,
+    StepRecord,
+)
 from lightning_boa.profiling import (
     BlockExchange,
     Exchange,
     MemoryProfile,
+    NetworkProbe,
     StepClock,
     check_digest,
     check_same,
@@ -38,6 +46,7 @@ class PlansBatches(Protocol):
     device_names: tuple[str, ...]
     clock: StepClock
     memory: MemoryProfile | None
+    network: NetworkFindings | None
 
     @property
     def root_device(self) -> torch.device: ...
@@ -60,6 +69,9 @@ class PlansBatches(Protocol):
     @property
     def has_ranks_without_rows(self) -> bool: ...
 
+    @property
+    def saves_for_relaunch(self) -> bool: ...
+
     def standing_still(self) -> AbstractContextManager[Any]: ...
 
     def take_new_facts(self) -> Mapping[str, Any]: ...
@@ -69,6 +81,8 @@ class PlansBatches(Protocol):
     def log_rows(self, trainer: Any, training: bool) -> None: ...
 
     def log_epoch_rows(self) -> None: ...
+
+    def new_network_probe(self) -> NetworkProbe | None: ...
 
     def begin_planning(self) -> None: ...
 
@@ -161,6 +175,7 @@ class BoaCallbackBehaviour:
             self._look_after(self._watch, strategy, orchestration, step)
         elif orchestration.exchange_after is not None and step >= orchestration.exchange_after:
             self._exchange(strategy, closing=False)
+            look_at_network(trainer, strategy)
             self._watch_from(strategy, step + 1)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

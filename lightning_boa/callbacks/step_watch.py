@@ -64,7 +64,10 @@ class StepWatch:
         mine = [record for record in records if record.step in steps]
         if mine:
             ratios[[record.step - steps.start for record in mine]] = orchestration.watch.ratios(
-                self._rank, [r.rows for r in mine], [r.compute for r in mine]
+                self._rank,
+                [r.rows for r in mine],
+                [r.compute for r in mine],
+                [r.passes for r in mine],
             )
         self._exchange.send(
             wants_change=self._wants_change,

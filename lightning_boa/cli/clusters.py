@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -44,7 +45,8 @@ class RealDevices:
 class EmulatedDevice:
     """A device whose training step lasts at least max(floor, overhead + rows x seconds_per_sample) seconds.
 
-    ``throttle`` multiplies them by a factor from a step on: {step: factor}.
+    ``throttle`` multiplies them by a factor from a step on: {step: factor}. ``bandwidth`` is that of its link to the
+    others, in bytes per second.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class EmulatedDevice:
         overhead: float = 0.0,
         floor: float = 0.0,
         throttle: Mapping[int, float] | None = None,
+        bandwidth: float = math.inf,
     ) -> None:
         self.name = str(name)
         self.seconds_per_sample = number(
@@ -62,16 +65,25 @@ class EmulatedDevice:
         self.overhead = number("cluster.devices.overhead", overhead, least=0)
         self.floor = number("cluster.devices.floor", floor, least=0)
         self.throttle = throttle
+        self.bandwidth = (
+            bandwidth
+            if bandwidth == math.inf
+            else number("cluster.devices.bandwidth", bandwidth, above=0)
+        )
 
 
 class EmulatedDevices:
-    """Emulated devices, one process each on this machine's processor; fewer ranks take the first ones."""
+    """Emulated devices, one process each on this machine's processor; fewer ranks take the first ones.
+
+    ``latency`` is that of an empty message between them, in seconds.
+    """
 
     def __init__(
         self,
         devices: Sequence[dict[str, object]],
         accelerator: str = "cpu",
         start_method: str = "fork",
+        latency: float = 0.0,
     ) -> None:
         if not devices:
             raise OptionError(
@@ -79,6 +91,7 @@ class EmulatedDevices:
                 "cluster=none takes the real ones."
             )
         self.devices = tuple(_device(values) for values in devices)
+        self.latency = number("cluster.latency", latency, least=0)
         self.accelerator = one_of("cluster.accelerator", accelerator, ("cpu",))
         self.start_method = one_of("cluster.start_method", start_method, START_METHODS)
 
@@ -112,6 +125,8 @@ class EmulatedDevices:
                     for rank, device in enumerate(present)
                     if device.throttle is not None
                 },
+                bandwidth=[device.bandwidth for device in present],
+                latency=self.latency,
             )
         ]
 
@@ -121,6 +136,6 @@ def _device(values: dict[str, object]) -> EmulatedDevice:
         return EmulatedDevice(**values)  # type: ignore[arg-type]
     except TypeError as error:
         raise OptionError(
-            "cluster.devices: expected name, seconds_per_sample and, if wanted, overhead, floor and throttle, "
-            f"got {values!r}."
+            "cluster.devices: expected name, seconds_per_sample and, if wanted, overhead, floor, throttle and "
+            f"bandwidth, got {values!r}."
         ) from error

@@ -59,10 +59,11 @@ def report_of(trainer: Trainer) -> RunReport:
     orchestration = getattr(strategy, "orchestration", None)
     plan = getattr(strategy, "plan", None) if orchestration is None else orchestration.first_plan
     devices = tuple(getattr(strategy, "device_names", ()))
+    network = getattr(strategy, "network", None)
     return RunReport(
         strategy=type(strategy).__name__,
         devices=devices,
-        plan=None if plan is None else describe_plan(plan, orchestration, devices),
+        plan=None if plan is None else describe_plan(plan, orchestration, devices, network),
         rebalancings=() if orchestration is None else orchestration.rebalancings,
         last_epoch_step_seconds=None if seconds is None else float(seconds),
     )

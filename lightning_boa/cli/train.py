@@ -85,6 +85,8 @@ def _show(report: RunReport) -> None:
         if report.plan.gain is not None:
             console.print(comparison_table(report.plan))
         console.print(f"Why this plan: {report.plan.reason}.", highlight=False, soft_wrap=True)
+        if report.plan.network:
+            console.print(f"Network: {report.plan.network}.", highlight=False, soft_wrap=True)
     if report.rebalancings:
         console.print(rebalancing_table(report.rebalancings))
     for line in report.lines():

@@ -16,7 +16,7 @@ from lightning_boa.data.order import (
     length_of,
     order_of,
 )
-from lightning_boa.data.sampler import EpochSetter, Share, ShareBatchSampler
+from lightning_boa.data.sampler import EpochSetter, Share, ShareBatchSampler, cut
 from lightning_boa.data.source import (
     BatchSource,
     RowSource,
@@ -47,6 +47,7 @@ __all__ = [
     "Together",
     "boa_loader",
     "can_be_planned",
+    "cut",
     "digest",
     "is_stream",
     "length_of",

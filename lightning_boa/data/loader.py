@@ -12,7 +12,7 @@ made without it. Of what is private in torch's loader this file uses, because no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from types import MemberDescriptorType, new_class
@@ -126,6 +126,7 @@ class _SharingTwin(Twin):
             self._boa_begin()
         earlier = iteration = batch_sampler.iteration
         yielded = 0
+        passes: list[Any] = []
         asked = self._boa_clock()
         for batch in super().__iter__():
             self.__dict__["last_wait"] = self._boa_clock() - asked
@@ -134,9 +135,14 @@ class _SharingTwin(Twin):
             yielded += 1
             if iteration is earlier or yielded > iteration.lists:
                 raise self._odd_batches(yielded, 0 if iteration is earlier else iteration.lists)
+            passes.append(batch)
+            if len(passes) < len(iteration.shares[0].passes):
+                continue
             share = iteration.shares.popleft()
+            batch, *later = passes
+            passes = []
             if self._boa_deliver is not None:
-                self._boa_deliver(Share(*share[:-1], wait=self.last_wait))
+                self._boa_deliver(share._replace(wait=self.last_wait, later=tuple(later)))
             yield batch
             asked = self._boa_clock()
         if yielded == 0:
@@ -146,6 +152,12 @@ class _SharingTwin(Twin):
             lists = length_of(self) or 0
         if yielded != lists:
             raise self._odd_batches(yielded, lists)
+
+    def read_again(self, lists: Sequence[Sequence[Any]]) -> list[Any]:
+        """A batch of each list of rows, read as the user's loader would, beside the iteration that runs."""
+        user = self._boa_original
+        name = "sampler" if user.batch_sampler is None else "batch_sampler"
+        return list(twin_of(user, {name: [list(rows) for rows in lists]}, Twin))
 
     def __len__(self) -> int:
         if not self._boa_sized:

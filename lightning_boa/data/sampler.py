@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -35,8 +36,11 @@ class Share(NamedTuple):
         step: counted since training began.
         rows: of this rank; 0 for a ghost.
         step_rows: of all ranks.
-        fetched: rows that the batch holds: `rows`, or those of the ghost; 0 where nobody knows.
+        fetched: rows that the batch holds: `rows`, or those of its first pass, or of the ghost; 0 where nobody knows.
         wait: seconds that the loader made its rank wait for the batch.
+        passes: rows of each pass where the rank runs them one after the other; empty where it runs them at once.
+        numbers: the rows themselves, as the data set knows them; empty where nobody knows.
+        later: the batches of all passes but the first.
     """
 
     step: int
@@ -44,12 +48,23 @@ class Share(NamedTuple):
     step_rows: int
     fetched: int
     wait: float = 0.0
+    passes: tuple[int, ...] = ()
+    numbers: Sequence[Any] = ()
+    later: tuple[Any, ...] = ()
+
+
+def cut(rows: Sequence[Any], passes: Sequence[int]) -> list[Sequence[Any]]:
+    """The rows of each pass, in order; all of them where there is one pass."""
+    if len(passes) < 2:
+        return [rows]
+    ends = list(accumulate(passes, initial=0))
+    return [rows[start:end] for start, end in pairwise(ends)]
 
 
 class Iteration:
     """How far one iteration of a `ShareBatchSampler` is: `lists` handed out of `total`.
 
-    `shares` are those handed out of which no batch has arrived yet, oldest first.
+    `shares` are those handed out of which not all batches have arrived yet, oldest first.
     """
 
     def __init__(self, total: int) -> None:
@@ -59,7 +74,7 @@ class Iteration:
 
 
 class ShareBatchSampler:
-    """Lists of the rows of one rank, one list a step.
+    """Lists of the rows of one rank, one list a step, or one for each pass of a step.
 
     A rank's rows of a step follow those of the lower ranks. The first `next()` of an iteration asks
     `first_step`, then reads the epoch and draws its steps; `iter()` reads nothing.
@@ -81,6 +96,8 @@ class ShareBatchSampler:
             out, so that ranks can compare what a custom sampler gave them.
         starts_again: whether an epoch that is over begins again beside a longer loader; None where
             there is no other loader.
+        passes_of: (step since training began, rows of this rank) -> rows of each pass in which the rank runs them;
+            None where it runs them at once.
 
     Attributes:
         handed_out: step since training began of the rows handed out last, -1 before any. Loader
@@ -106,6 +123,7 @@ class ShareBatchSampler:
         skip_ghosts: bool = False,
         check_order: Callable[[int], object] | None = None,
         starts_again: Callable[[], bool | None] | None = None,
+        passes_of: Callable[[int, int], tuple[int, ...]] | None = None,
     ) -> None:
         if rank < 0:
             raise LoaderError(f"expected a rank of at least 0, got rank={rank}")
@@ -122,6 +140,7 @@ class ShareBatchSampler:
         self._first_step = first_step
         self._check_order = check_order
         self._starts_again = starts_again
+        self._passes_of = passes_of
         self._begun: int | None = None
         self._checked: Sequence[int] = ()
         self._settled: dict[int, Sequence[int]] = {}
@@ -173,12 +192,20 @@ class ShareBatchSampler:
             start, end = drawn.bounds(position + ahead)
             with self.lock:
                 split = self._split(step, end - start)
+                passes = self._passes(step, split[self.rank])
                 self.handed_out = step
             rows = self._rows(indices, start, split, end - start)
-            if rows:
+            if not rows:
+                continue
+            lists = cut(rows, passes)
+            share = Share(step, split[self.rank], end - start, len(lists[0]))
+            if self._passes_of is not None:
+                share = share._replace(passes=passes, numbers=rows)
+            iteration.shares.append(share)
+            iteration.total += len(lists) - 1
+            for each in lists:
                 iteration.lists += 1
-                iteration.shares.append(Share(step, split[self.rank], end - start, len(rows)))
-                yield rows
+                yield list(each)
 
     def _position(self, position: int, steps: int) -> int:
         """Where to begin: a loader that is cycled through begins an epoch again."""
@@ -190,6 +217,11 @@ class ShareBatchSampler:
         if not starts_again:
             return min(position, steps)
         return 0 if again else position % max(steps, 1)
+
+    def _passes(self, step: int, rows: int) -> tuple[int, ...]:
+        passes = (rows,) if self._passes_of is None or not rows else self._passes_of(step, rows)
+        assert sum(passes) == rows, f"{passes} of {rows} rows, {step=}"
+        return passes if len(passes) > 1 else ()
 
     def _lists(self, drawn: DrawnEpoch, position: int, done: int) -> int:
         steps = range(position, drawn.steps)

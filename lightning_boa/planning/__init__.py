@@ -7,12 +7,20 @@ from lightning_boa.planning.bounds import row_bounds
 from lightning_boa.planning.bucket_overlap import Buckets, OverlappedTime, StepEnd, step_end
 from lightning_boa.planning.communication import (
     Communication,
+    LinkedAllReduce,
     MeasuredAllReduce,
     RingAllReduce,
 )
 from lightning_boa.planning.fitting import TimeFit, fit_time
 from lightning_boa.planning.known_plan import KnownPlan
+from lightning_boa.planning.network import (
+    NetworkFindings,
+    network_findings,
+    probe_groups,
+    shared_links,
+)
 from lightning_boa.planning.orchestration import Orchestration
+from lightning_boa.planning.passes import InPasses, Parkable, pass_sizes
 from lightning_boa.planning.plan import (
     LEAST_ROWS,
     BatchPlan,
@@ -44,13 +52,17 @@ __all__ = [
     "Block",
     "Buckets",
     "Communication",
+    "InPasses",
     "KnownPlan",
     "LinearTime",
+    "LinkedAllReduce",
     "MadeFor",
     "MeasuredAllReduce",
+    "NetworkFindings",
     "Orchestration",
     "OrchestrationSettings",
     "OverlappedTime",
+    "Parkable",
     "Profile",
     "Rebalancing",
     "RingAllReduce",
@@ -70,9 +82,13 @@ __all__ = [
     "fit_time",
     "fixed_plan",
     "gradient_weight",
+    "network_findings",
+    "pass_sizes",
     "plan_batches",
     "predicted_plan",
+    "probe_groups",
     "row_bounds",
+    "shared_links",
     "step_end",
     "time_model_from_dict",
 ]

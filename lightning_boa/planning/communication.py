@@ -130,3 +130,41 @@ class MeasuredAllReduce:
         asked = np.asarray(sizes, dtype=np.float64)
         part, known_part = (asked - 1.0) / asked, (known - 1.0) / known
         return np.asarray(np.interp(part, known_part, [0.0, *self.seconds_at]), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class LinkedAllReduce:
+    """Measured seconds of workers whose links differ: a set takes ``among`` seconds over its slowest link's speed.
+
+    ``speeds`` says how many times as fast as the slowest link of all each worker's is, ``among`` what sets take that
+    have that slowest link.
+
+    Raises:
+        MeasurementError: speeds that are not finite and above 0.
+    """
+
+    speeds: tuple[float, ...]
+    among: MeasuredAllReduce
+
+    def __post_init__(self) -> None:
+        if not self.speeds or not all(math.isfinite(each) and each > 0 for each in self.speeds):
+            raise MeasurementError(
+                "LinkedAllReduce: speeds must be finite and > 0, one per worker, "
+                f"got {list(self.speeds)}"
+            )
+
+    def links(self, workers: int) -> NDArray[np.float64]:
+        """How many times as fast as the slowest one each worker's link is, shape ``(workers,)``.
+
+        Raises:
+            OptionError: speeds of another number of workers.
+        """
+        if len(self.speeds) != workers:
+            raise OptionError(
+                f"speeds: expected one for each of {workers} workers, got {len(self.speeds)}"
+            )
+        return np.asarray(self.speeds, dtype=np.float64)
+
+    def seconds(self, sizes: ArrayLike, slowest_link: float) -> NDArray[np.float64]:
+        """Seconds for sets of ``sizes`` workers (any shape), the slowest link being so many times as fast."""
+        return self.among.seconds(sizes) / slowest_link

@@ -61,8 +61,14 @@ def common_fits(evidence: Evidence) -> tuple[TimeFit, ...] | None:
         return None
     fits = [fit for fit in evidence.fits if fit is not None]
     together = _together(fits, [1.0] * len(fits))
-    seconds = [fit.median(size) for fit, size in zip(fits, evidence.equal, strict=True)]
-    levels = (np.asarray(seconds) / together.model.seconds(evidence.equal)).tolist()
+    modelled = evidence.of_shares([together.model] * len(fits))
+    seconds = evidence.rank_seconds(evidence.equal)
+    if seconds is None or len(seconds) < len(fits):
+        return None
+    levels = [
+        measured / float(model.seconds(size))
+        for measured, model, size in zip(seconds, modelled, evidence.equal, strict=True)
+    ]
     together = _together(fits, levels)
     return tuple(
         replace(

@@ -11,8 +11,9 @@ from lightning_boa.planning.orchestration import (
     MOST_EXCHANGES,
     Orchestration,
 )
+from lightning_boa.planning.passes import usual_pass
 from lightning_boa.planning.profile import Profile
-from lightning_boa.planning.rounds import rank_fits
+from lightning_boa.planning.rank_fits import rank_fits
 from lightning_boa.planning.schedule import Schedule
 from lightning_boa.planning.settings import OrchestrationSettings
 
@@ -87,10 +88,13 @@ class KnownPlan(Orchestration):
         """The rank whose steps differ most from what is expected, in words; None where none differs clearly."""
         differing = []
         measured = rank_fits(self.counted_records, self.settings.world_size)
-        for rank, (then, now, rows) in enumerate(
+        for rank, (then, now, share) in enumerate(
             zip(self.known_fits, measured, self.plan.batch_sizes, strict=True)
         ):
+            rows = usual_pass(share, len(self.plan.passes_of(rank, share)))
             if then is None or now is None or rows not in now.batch_sizes:
+                continue
+            if rows not in then.batch_sizes:
                 continue
             ratio = now.median(rows) / then.median(rows)
             error = hypot(now.median_error(rows), then.median_error(rows))

@@ -12,6 +12,7 @@ from lightning_boa.errors import MeasurementError
 from lightning_boa.planning.equal_devices import common_fits, second_split
 from lightning_boa.planning.fitting import MEDIAN_TO_MEAN_ERROR, TimeFit
 from lightning_boa.planning.plan import BatchPlan, predicted_plan
+from lightning_boa.planning.rank_fits import rank_fits
 from lightning_boa.planning.rebalancing import Rebalancing
 from lightning_boa.planning.records import (
     SplitMeasurement,
@@ -27,10 +28,8 @@ from lightning_boa.planning.rounds import (
     after_first_round,
     after_later_round,
     best_known,
-    cautious,
     equal_within,
     hopeful,
-    rank_fits,
     refined,
     usable_upper,
 )
@@ -39,6 +38,7 @@ from lightning_boa.planning.settings import OrchestrationSettings
 from lightning_boa.planning.time_models import TimeModel, scaled
 from lightning_boa.planning.varying import as_usual_steps, usual_rows
 from lightning_boa.planning.watching import BLOCK_STEPS, Block, Bounds, Watch
+from lightning_boa.planning.words import passes_in_words
 
 SECOND_SIZE = "; a few steps measure a second size, in case a device becomes slower"
 FIRST_SETTLING_STEPS = 2
@@ -64,7 +64,7 @@ class Orchestration:
     ``schedule`` tells every rank's rows at any step. ``exchange_after`` is the step after which all
     ranks exchange their records, None when nothing more is needed. ``reason`` says in one sentence
     why the latest plan holds. ``records`` are all records of full steps, ``row_caps`` the most rows
-    that each rank's memory is known to hold. ``refined`` tells that the steps which confirmed the
+    that each rank's memory is known to hold at once. ``refined`` tells that the steps which confirmed the
     first plan led to a better one, ``prolongations`` how often a round went on because its noise
     hid what it was to show. ``watch`` looks after the plan once it has been confirmed,
     ``rebalancings`` are the changes of the plan that this has led to. ``known_fits`` are those of an
@@ -137,7 +137,7 @@ class Orchestration:
 
     @property
     def fits(self) -> tuple[TimeFit | None, ...]:
-        """Each rank's fit: a line through the origin after one size, None before any."""
+        """Each rank's fit of a pass: a line through the origin after one size, None before any."""
         return self.known_fits or rank_fits(self.counted_records, self.settings.world_size)
 
     @property
@@ -179,9 +179,9 @@ class Orchestration:
 
         Args:
             first_free_step: the first step that no rank's sampler has handed out; new plans begin
-                there.
-            row_caps: the most rows each rank's memory is predicted to hold, None where nothing is
-                known yet.
+                there, and so do more or fewer passes of the same shares.
+            row_caps: the most rows each rank's memory is predicted to hold at once, None where
+                nothing is known yet.
             closing: an epoch has ended: finish with what is known. Without two sizes of any rank
                 the warm-up goes on in the next epoch. A warm-up of a given number of steps is not
                 cut short.
@@ -198,15 +198,40 @@ class Orchestration:
             records=self.records + full,
             row_caps=self.row_caps if row_caps is None else tuple(int(cap) for cap in row_caps),
         )
+        after = grown._after_exchange(first_free_step, closing=closing)
+        return after._in_passes(first_free_step, since=self)
+
+    def _after_exchange(self, first_free_step: int, *, closing: bool) -> Orchestration:
         if self.exchange_after is None:
-            return grown
+            return self
         due = not closing or first_free_step > self.exchange_after
         if self.phase == "planned":
-            return grown._after_confirmation(first_free_step) if due else grown
+            return self._after_confirmation(first_free_step) if due else self
         closing = closing and self.settings.warmup == "auto"
         if not due and not closing:
-            return grown
-        return grown._after_round(first_free_step, closing=closing)
+            return self
+        return self._after_round(first_free_step, closing=closing)
+
+    def _in_passes(self, first_free_step: int, *, since: Orchestration) -> Orchestration:
+        """The state whose plans run in the passes that memory asks for; the one place that writes them into plans."""
+        if not self.settings.in_passes or self.row_caps is None:
+            return self
+        caps = [max(1, cap) for cap in self.row_caps]
+        most = max((record.step_rows for record in self.records), default=0)
+        schedule = self.schedule.changed_from(
+            first_free_step, lambda plan: plan.in_passes(caps, most)
+        )
+        watch = self.watch and replace(self.watch, bounds=self._watched_bounds)
+        told = replace(self, schedule=schedule, watch=watch)
+        words = passes_in_words(told.plan)
+        if self.phase == "warmup" or not words:
+            return told
+        if self.reason != since.reason:
+            return replace(told, reason=f"{self.reason}; {words}")
+        is_same_split = told.plan.batch_sizes == since.plan.batch_sizes
+        if is_same_split and told.plan.rows_per_pass != since.plan.rows_per_pass:
+            return replace(told, reason=f"{words}, since memory holds fewer at once")
+        return told
 
     @property
     def block_interval(self) -> int:
@@ -240,13 +265,14 @@ class Orchestration:
         """The state with the plan that the watched steps speak for, or the same one if none does any more."""
         current = replace(self, row_caps=self.row_caps if row_caps is None else tuple(row_caps))
         if self.watch is None:
-            return current
+            return current._in_passes(first_free_step, since=self)
         watch = replace(self.watch, bounds=current._watched_bounds)
         finding = watch.search(self.plan.batch_sizes)
         if finding is None or first_free_step <= self.schedule.entries[-1][0]:
-            return current
+            return current._in_passes(first_free_step, since=self)
         models = [
-            scaled(model, scale) for model, scale in zip(watch.models, finding.scales, strict=True)
+            scaled(model, scale)
+            for model, scale in zip(watch.share_models, finding.scales, strict=True)
         ]
         decision = Rebalancing(
             step=first_free_step,
@@ -263,7 +289,7 @@ class Orchestration:
             ),
             watch=watch.after(finding),
             rebalancings=(*self.rebalancings, decision),
-        )
+        )._in_passes(first_free_step, since=self)
 
     def _watched(self) -> Orchestration:
         """Nothing more is to be measured for the plan; from here on the devices are watched."""
@@ -285,7 +311,13 @@ class Orchestration:
     @property
     def _watched_bounds(self) -> Bounds:
         evidence = self._evidence
-        return Bounds(evidence.lower, evidence.growth_limits, evidence.granularity)
+        return Bounds(
+            lower=evidence.least,
+            upper=evidence.growth_limits,
+            granularity=evidence.granularity,
+            row_caps=evidence.row_caps,
+            seats=evidence.seats if evidence.parks else None,
+        )
 
     @property
     def _watched_evidence(self) -> Evidence:
@@ -428,7 +460,7 @@ class Orchestration:
             return None
         split = second_split(
             evidence.equal,
-            lower=evidence.lower,
+            lower=evidence.seats,
             upper=evidence.growth_limits,
             granularity=evidence.granularity,
         )
@@ -439,6 +471,8 @@ class Orchestration:
 
     def _schedule_with(self, plan: BatchPlan, first_free_step: int) -> Schedule:
         """The schedule with ``plan``, unless the latest plan is still to begin."""
+        if plan.batch_sizes == self.plan.batch_sizes:
+            plan = replace(plan, rows_per_pass=self.plan.rows_per_pass)
         if plan == self.plan or first_free_step <= self.schedule.entries[-1][0]:
             return self.schedule
         return self.schedule.then(first_free_step, plan)
@@ -448,7 +482,7 @@ class Orchestration:
         settings = self.settings
         upper = usable_upper(
             settings.upper,
-            self.row_caps,
+            None if settings.in_passes else self.row_caps,
             lower=settings.lower,
             equal=settings.equal_batch_sizes,
             granularity=settings.granularity,
@@ -463,7 +497,22 @@ class Orchestration:
             granularity=settings.granularity,
             records=self.counted_records,
             known_fits=self.known_fits,
+            row_caps=self._pass_caps,
+            parks=settings.parks,
+            least_rows=settings.least_rows,
         )
+
+    @property
+    def _pass_caps(self) -> tuple[int | None, ...] | None:
+        """The most rows of a pass of each rank, None for one that can hold all rows that it may have."""
+        known = self.row_caps or self.plan.rows_per_pass
+        if not self.settings.in_passes or known is None:
+            return None
+        caps = tuple(
+            None if cap is None or cap >= most else max(1, cap)
+            for cap, most in zip(known, self.settings.upper, strict=True)
+        )
+        return None if all(cap is None for cap in caps) else caps
 
     def _check(self, records: Sequence[StepRecord], row_caps: Sequence[int] | None) -> None:
         world_size = self.settings.world_size
@@ -563,6 +612,7 @@ class Orchestration:
             and old.settings.global_batch_size == settings.global_batch_size
             and old.settings.granularity == settings.granularity
             and old.settings.varying == settings.varying
+            and (settings.in_passes or not old.plan.has_passes)
             and all(
                 low <= size <= high
                 for low, size, high in zip(settings.lower, sizes, settings.upper, strict=True)
@@ -570,12 +620,13 @@ class Orchestration:
         )
         if not fits:
             return cls.begin(settings, first_step)
+        plan = old.plan if settings.in_passes else replace(old.plan, rows_per_pass=None)
         resumed = replace(
             old,
             settings=settings,
             first_step=min(old.first_step, first_step),
             records=old._usual_records,
-            schedule=Schedule.starting_with(old.plan, first_step),
+            schedule=Schedule.starting_with(plan, first_step),
             exchange_after=None,
         )
         if old.watch is not None:
@@ -592,8 +643,8 @@ class Orchestration:
 
 def _watched_models(evidence: Evidence) -> tuple[TimeModel, ...]:
     return tuple(
-        model if fit is None else hopeful(cautious(model, max(fit.batch_sizes)), fit.batch_sizes)
-        for model, fit in zip(evidence.models, evidence.fits, strict=True)
+        model if fit is None else hopeful(model, fit.batch_sizes)
+        for model, fit in zip(evidence.cautious_models, evidence.fits, strict=True)
     )
 
 

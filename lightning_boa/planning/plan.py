@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from lightning_boa.errors import OptionError, PlanError
 from lightning_boa.planning.allocation import allocate, apportion
 from lightning_boa.planning.bounds import is_count, positive_integer, row_bounds
+from lightning_boa.planning.passes import InPasses, pass_sizes
 from lightning_boa.planning.time_models import LinearTime, TimeModel
 
 LEAST_ROWS = 2
@@ -24,13 +25,15 @@ class BatchPlan:
 
     ``step_seconds`` is the step under this plan, ``rank_seconds`` the part of each rank,
     ``equal_step_seconds`` the step under the equal split; all predicted or measured seconds of
-    computation, or None.
+    computation, or None. ``rows_per_pass`` are the most rows that each rank runs at once, None where
+    it runs any number.
     """
 
     batch_sizes: tuple[int, ...]
     step_seconds: float | None = None
     rank_seconds: tuple[float, ...] | None = None
     equal_step_seconds: float | None = None
+    rows_per_pass: tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
         for size in self.batch_sizes:
@@ -44,6 +47,20 @@ class BatchPlan:
                 f"rank_seconds: expected {len(sizes)} times, got {len(self.rank_seconds)}"
             )
         object.__setattr__(self, "batch_sizes", sizes)
+        object.__setattr__(self, "rows_per_pass", self._checked_rows_per_pass())
+
+    def _checked_rows_per_pass(self) -> tuple[int | None, ...] | None:
+        if self.rows_per_pass is None or all(most is None for most in self.rows_per_pass):
+            return None
+        if len(self.rows_per_pass) != self.world_size:
+            raise PlanError(
+                f"rows_per_pass: expected one number or None for each of {self.world_size} ranks, "
+                f"got {list(self.rows_per_pass)}"
+            )
+        for most in self.rows_per_pass:
+            if most is not None and not (is_count(most) and most >= 1):
+                raise PlanError(f"rows_per_pass: expected whole numbers >= 1 or None, got {most!r}")
+        return tuple(None if most is None else int(most) for most in self.rows_per_pass)
 
     @property
     def world_size(self) -> int:
@@ -54,9 +71,15 @@ class BatchPlan:
         return sum(self.batch_sizes)
 
     @property
+    def ranks_with_rows(self) -> frozenset[int]:
+        return frozenset(rank for rank, rows in enumerate(self.batch_sizes) if rows)
+
+    @property
     def digest(self) -> int:
-        """63 bits of ``batch_sizes``, the same in every process and on every machine."""
-        return digest(self.batch_sizes)
+        """63 bits of ``batch_sizes`` and ``rows_per_pass``, the same in every process and on every machine."""
+        if self.rows_per_pass is None:
+            return digest(self.batch_sizes)
+        return digest([*self.batch_sizes, -1, *(most or 0 for most in self.rows_per_pass)])
 
     @property
     def linear_ceiling(self) -> float | None:
@@ -92,6 +115,32 @@ class BatchPlan:
             return apportion(self.batch_sizes, step_rows)
         return _short_split(self.batch_sizes, step_rows, least)
 
+    def passes_of(self, rank: int, rows: int) -> tuple[int, ...]:
+        """The rows of each pass in which ``rank`` runs ``rows`` rows."""
+        return pass_sizes(rows, None if self.rows_per_pass is None else self.rows_per_pass[rank])
+
+    @property
+    def has_passes(self) -> bool:
+        """Whether some rank needs more than one pass for its rows of a full step."""
+        return any(
+            len(self.passes_of(rank, rows)) > 1 for rank, rows in enumerate(self.batch_sizes)
+        )
+
+    def in_passes(self, row_caps: Sequence[int | None], step_rows: int | None = None) -> BatchPlan:
+        """This plan in passes of at most ``row_caps`` rows on each rank that needs several of them.
+
+        Such a rank gets the largest pass of its even cut, so that a cap which changes a little makes no other plan.
+        ``step_rows`` are the most rows of a step, the full step's unless given.
+        """
+        steps = {self.batch_sizes, self.rows_of(max(step_rows or 0, self.global_batch_size))}
+        needed = tuple(
+            max(pass_sizes(step[rank], cap)[0] for step in steps)
+            if cap is not None and any(step[rank] > cap for step in steps)
+            else None
+            for rank, cap in enumerate(row_caps)
+        )
+        return replace(self, rows_per_pass=needed)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""
         return {
@@ -99,17 +148,19 @@ class BatchPlan:
             "step_seconds": self.step_seconds,
             "rank_seconds": None if self.rank_seconds is None else list(self.rank_seconds),
             "equal_step_seconds": self.equal_step_seconds,
+            "rows_per_pass": None if self.rows_per_pass is None else list(self.rows_per_pass),
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BatchPlan:
         """The plan whose `to_dict` gave ``values``."""
-        seconds = values["rank_seconds"]
+        seconds, most = values["rank_seconds"], values.get("rows_per_pass")
         return cls(
             batch_sizes=tuple(values["batch_sizes"]),
             step_seconds=values["step_seconds"],
             rank_seconds=None if seconds is None else tuple(seconds),
             equal_step_seconds=values["equal_step_seconds"],
+            rows_per_pass=None if most is None else tuple(most),
         )
 
 
@@ -168,7 +219,7 @@ def plan_batches(
     """The plan whose slowest rank is fastest, with predicted seconds.
 
     Among equally fast plans the one nearest to ``prefer`` (rows per rank; default: the equal split)
-    is taken.
+    is taken. A rank whose model is `InPasses` has ``rows_per_pass`` where it needs several.
 
     Raises:
         OptionError: an option of the wrong kind or length; the message begins with its name.
@@ -192,7 +243,8 @@ def plan_batches(
         granularity=granularity,
         prefer=prefer,
     )
-    return predicted_plan(time_models, split.tolist())
+    caps = [model.rows_per_pass if isinstance(model, InPasses) else None for model in time_models]
+    return predicted_plan(time_models, split.tolist()).in_passes(caps)
 
 
 def predicted_plan(time_models: Sequence[TimeModel], batch_sizes: Sequence[int]) -> BatchPlan:

@@ -12,6 +12,7 @@ from lightning_boa.errors import OptionError
 from lightning_boa.planning.bounds import is_count
 from lightning_boa.planning.fitting import TimeFit, fit_medians
 from lightning_boa.planning.orchestration import Orchestration
+from lightning_boa.planning.passes import usual_pass
 from lightning_boa.planning.plan import BatchPlan
 from lightning_boa.planning.settings import OrchestrationSettings
 
@@ -24,7 +25,8 @@ class MadeFor:
     """Where the figures of a profile hold.
 
     ``devices`` has one name per rank, ``software`` the version of each package that matters, ``min_batch_size`` and
-    ``max_batch_size`` the least and most rows of each rank.
+    ``max_batch_size`` the least and most rows of each rank. ``in_passes`` tells that ranks may run their rows in
+    several passes, ``parks`` that they may be left without rows.
     """
 
     devices: tuple[str, ...]
@@ -37,6 +39,8 @@ class MadeFor:
     min_batch_size: tuple[int, ...]
     max_batch_size: tuple[int, ...]
     granularity: int
+    in_passes: bool = False
+    parks: bool = False
 
     @classmethod
     def of(cls, settings: OrchestrationSettings, **facts: Any) -> MadeFor:
@@ -46,6 +50,8 @@ class MadeFor:
             min_batch_size=settings.lower,
             max_batch_size=settings.upper,
             granularity=settings.granularity,
+            in_passes=settings.in_passes,
+            parks=settings.parks,
             **facts,
         )
 
@@ -70,6 +76,8 @@ class MadeFor:
             "list of least rows": list(self.min_batch_size),
             "list of most rows": list(self.max_batch_size),
             "granularity": self.granularity,
+            "leave to run several passes": self.in_passes,
+            "leave to park ranks": self.parks,
         }
 
 
@@ -115,12 +123,12 @@ class Profile:
         if type(version) is not int or version != VERSION:
             raise refused(file, f"a profile of version {VERSION}", f"version {version!r}")
         whole = _Object.of(values, "", ("version", "made_for", "plan", "ranks"), file)
-        made_for = _made_for(whole.part("made_for", _names(MadeFor)))
+        made_for = _made_for(whole.part("made_for", *_names(MadeFor)))
         world_size = len(made_for.devices)
-        plan = _plan(whole.part("plan", _names(BatchPlan)), made_for)
+        plan = _plan(whole.part("plan", *_names(BatchPlan)), made_for)
         ranks = whole.take("ranks", *_list_of(_or_none(_MAPPING), world_size))
         fits = tuple(
-            _fit(each, f"ranks[{rank}]", rows, file)
+            _fit(each, f"ranks[{rank}]", usual_pass(rows, len(plan.passes_of(rank, rows))), file)
             for rank, (each, rows) in enumerate(zip(ranks, plan.batch_sizes, strict=True))
         )
         return cls(made_for, fits, plan)
@@ -138,17 +146,28 @@ Check = tuple[str, Callable[[Any], bool]]
 
 @dataclass(frozen=True)
 class _Object:
-    """A JSON object whose values are taken one by one, each with a check."""
+    """A JSON object whose values are taken one by one, each with a check.
+
+    Values that a file of an earlier release lacks have a default.
+    """
 
     values: Mapping[str, Any]
     place: str
     file: str
 
     @classmethod
-    def of(cls, values: Any, place: str, names: Sequence[str], file: str) -> _Object:
+    def of(
+        cls,
+        values: Any,
+        place: str,
+        names: Sequence[str],
+        file: str,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> _Object:
         whole = place or "the whole"
         if not isinstance(values, dict):
             raise refused(file, f"{whole} to be an object", repr(values))
+        values = {**(defaults or {}), **values}
         for name in {**dict.fromkeys(names), **values}:
             if name not in values or name not in names:
                 found = "it is missing" if name in names else f"also {name!r}"
@@ -157,8 +176,8 @@ class _Object:
                 )
         return cls(values, place, file)
 
-    def part(self, name: str, names: Sequence[str]) -> _Object:
-        return _Object.of(self.values[name], self._place_of(name), names, self.file)
+    def part(self, name: str, names: Sequence[str], defaults: Mapping[str, Any]) -> _Object:
+        return _Object.of(self.values[name], self._place_of(name), names, self.file, defaults)
 
     def take(self, name: str, expected: str, accepts: Callable[[Any], bool]) -> Any:
         value = self.values[name]
@@ -224,6 +243,8 @@ def _made_for(values: _Object) -> MadeFor:
         min_batch_size=rows("min_batch_size"),
         max_batch_size=rows("max_batch_size"),
         granularity=values.take("granularity", *_COUNT),
+        in_passes=values.take("in_passes", *_TRUTH),
+        parks=values.take("parks", *_TRUTH),
     )
 
 
@@ -242,16 +263,18 @@ def _plan(values: _Object, made_for: MadeFor) -> BatchPlan:
         ),
     )
     rank_seconds = values.take("rank_seconds", *_or_none(_list_of(_AMOUNT, world_size)))
+    rows_per_pass = values.take("rows_per_pass", *_or_none(_list_of(_or_none(_COUNT), world_size)))
     return BatchPlan(
         batch_sizes=sizes,
         step_seconds=values.take("step_seconds", *_or_none(_SECONDS)),
         rank_seconds=None if rank_seconds is None else tuple(rank_seconds),
         equal_step_seconds=values.take("equal_step_seconds", *_or_none(_SECONDS)),
+        rows_per_pass=None if rows_per_pass is None else tuple(rows_per_pass),
     )
 
 
 def _fit(value: Any, place: str, rows: int, file: str) -> TimeFit | None:
-    """The fit of a rank that has ``rows`` in the plan."""
+    """The fit of a rank whose usual pass has ``rows`` in the plan."""
     if value is None and rows == 0:
         return None
     values = _Object.of(value, place, ("batch_sizes", "seconds", "counts", "noise"), file)
@@ -273,5 +296,10 @@ def _fit(value: Any, place: str, rows: int, file: str) -> TimeFit | None:
     )
 
 
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+_ADDED = ("in_passes", "parks", "rows_per_pass")
+
+
+def _names(kind: type[Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of the fields, and the defaults of those that later releases have added."""
+    defaults = {field.name: field.default for field in fields(kind) if field.name in _ADDED}
+    return tuple(field.name for field in fields(kind)), defaults

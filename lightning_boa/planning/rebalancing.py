@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_boa.planning.words import rank_names
+
 
 @dataclass(frozen=True)
 class Rebalancing:
@@ -45,7 +47,20 @@ class Rebalancing:
     @property
     def reason(self) -> str:
         """What was seen and is expected, in one sentence."""
-        return f"{self.observation}; a step is predicted to be {self.expected_gain:.0%} faster"
+        return (
+            f"{self.observation}; a step is predicted to be {self.expected_gain:.0%} faster"
+            f"{self._comings_and_goings}"
+        )
+
+    @property
+    def _comings_and_goings(self) -> str:
+        """Which ranks get no rows any more, and which get some again; empty where none does."""
+        changes = list(enumerate(zip(self.batch_sizes_before, self.batch_sizes, strict=True)))
+        gone = [rank for rank, (before, after) in changes if before and not after]
+        back = [rank for rank, (before, after) in changes if after and not before]
+        return (f", without rows for {rank_names(gone)}" if gone else "") + (
+            f", with rows for {rank_names(back)} again" if back else ""
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""

@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass
 from statistics import median
 
 from lightning_boa.errors import MeasurementError
+from lightning_boa.planning.bounds import is_count
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class StepRecord:
     ``compute``: entry of the training step to the end of the local backward. ``loader_wait``,
     ``communication`` (waiting for other ranks included), ``optimizer``: other parts of the step.
     ``period``: from the start of this step to the start of the next. ``rows`` is this rank's part
-    of ``step_rows``.
+    of ``step_rows``, in ``passes`` passes; ``compute`` are the seconds of all of them together.
     """
 
     step: int
@@ -30,6 +31,7 @@ class StepRecord:
     communication: float
     optimizer: float
     period: float
+    passes: int = 1
 
     def __post_init__(self) -> None:
         for name in ("compute", "period"):
@@ -50,6 +52,10 @@ class StepRecord:
             raise MeasurementError(
                 f"rank {self.rank} at step {self.step}: "
                 f"{self.rows} of {self.step_rows} rows is impossible"
+            )
+        if not (is_count(self.passes) and self.passes >= 1):
+            raise MeasurementError(
+                f"passes of rank {self.rank} at step {self.step}: expected a whole number >= 1, got {self.passes!r}"
             )
 
     def to_list(self) -> list[int | float]:
@@ -93,16 +99,18 @@ def counted(
     """The records without each rank's settling steps, in order of step and rank.
 
     A rank settles during its first ``first_settling`` steps, and during the first ``settling``
-    steps of every size that is new to it; a size that it has run before needs no settling.
+    steps of every size that is new to it; a size that it has run before, in as many passes, needs no
+    settling.
     """
-    seen: defaultdict[tuple[int, int], int] = defaultdict(int)
-    first_size: dict[int, int] = {}
+    seen: defaultdict[tuple[int, int, int], int] = defaultdict(int)
+    first_size: dict[int, tuple[int, int, int]] = {}
     kept = []
     for record in sorted(records, key=lambda record: (record.step, record.rank)):
-        first_size.setdefault(record.rank, record.rows)
-        skipped = first_settling if first_size[record.rank] == record.rows else settling
-        seen[record.rank, record.rows] += 1
-        if seen[record.rank, record.rows] > skipped:
+        size = (record.rank, record.rows, record.passes)
+        first_size.setdefault(record.rank, size)
+        skipped = first_settling if first_size[record.rank] == size else settling
+        seen[size] += 1
+        if seen[size] > skipped:
             kept.append(record)
     return tuple(kept)
 
@@ -110,20 +118,29 @@ def counted(
 def measure_split(
     records: Sequence[StepRecord], batch_sizes: Sequence[int]
 ) -> SplitMeasurement | None:
-    """The figures of the steps that ran ``batch_sizes`` on all ranks; None without any."""
+    """The figures of the steps that ran ``batch_sizes`` on all ranks; None without any.
+
+    A rank without rows need not be measured; its figures are 0 then.
+    """
     whole = _whole_steps(records, batch_sizes)
     if not whole:
         return None
-    ranks = range(len(batch_sizes))
-    columns = [[step[rank] for step in whole] for rank in ranks]
+
+    def medians(name: str) -> tuple[float, ...]:
+        columns = (
+            [getattr(step[rank], name) for step in whole if rank in step]
+            for rank in range(len(batch_sizes))
+        )
+        return tuple(median(column) if column else 0.0 for column in columns)
+
     return SplitMeasurement(
         batch_sizes=tuple(batch_sizes),
         steps=len(whole),
-        rank_compute=tuple(median(r.compute for r in column) for column in columns),
-        rank_loader_wait=tuple(median(r.loader_wait for r in column) for column in columns),
-        rank_communication=tuple(median(r.communication for r in column) for column in columns),
-        rank_optimizer=tuple(median(r.optimizer for r in column) for column in columns),
-        rank_period=tuple(median(r.period for r in column) for column in columns),
+        rank_compute=medians("compute"),
+        rank_loader_wait=medians("loader_wait"),
+        rank_communication=medians("communication"),
+        rank_optimizer=medians("optimizer"),
+        rank_period=medians("period"),
     )
 
 
@@ -138,9 +155,10 @@ def step_periods(records: Sequence[StepRecord], batch_sizes: Sequence[int]) -> l
 def _whole_steps(
     records: Sequence[StepRecord], batch_sizes: Sequence[int]
 ) -> list[dict[int, StepRecord]]:
-    """The steps in which every rank's record is there and ran ``batch_sizes``, by rank."""
+    """The steps in which all ranks ran ``batch_sizes``, by rank; of those with rows every record is there."""
     by_step: defaultdict[int, dict[int, StepRecord]] = defaultdict(dict)
     for record in records:
         if record.rows == batch_sizes[record.rank]:
             by_step[record.step][record.rank] = record
-    return [step for step in by_step.values() if len(step) == len(batch_sizes)]
+    needed = {rank for rank, rows in enumerate(batch_sizes) if rows}
+    return [step for step in by_step.values() if needed <= step.keys()]

@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_boa.errors import PlanError
-from lightning_boa.planning.allocation import allocate
 from lightning_boa.planning.bounds import check_feasible
 from lightning_boa.planning.exploration import exploratory_split
-from lightning_boa.planning.fitting import TimeFit, fit_time
+from lightning_boa.planning.fitting import TimeFit
+from lightning_boa.planning.parking import allocate_or_park
+from lightning_boa.planning.passes import pass_sizes, share_models
 from lightning_boa.planning.plan import BatchPlan, equal_split, predicted_plan
+from lightning_boa.planning.rank_fits import rank_fits, share_fits
 from lightning_boa.planning.records import StepRecord
 from lightning_boa.planning.time_models import LinearTime, TimeModel
+from lightning_boa.planning.words import rank_names
 
 GROWTH = 3
 LEAST_GAIN = 0.01
@@ -106,7 +109,11 @@ class Evidence:
     ``current`` is the plan of the round with the seconds predicted for it, ``records`` the counted
     records of all rounds, ``known_fits`` (if any) the fits of an earlier training that hold in
     their place, ``lower`` and ``upper`` the rows each rank may have (``upper`` with the memory's
-    limit).
+    limit). ``row_caps`` are the most rows of a pass of each rank (None: any number), ``parks`` tells
+    that measured ranks may be left without rows, else they have at least ``least_rows``.
+
+    ``fits`` are of single passes; ``models``, ``predicted_step``, ``shares`` and all that is
+    compared are of whole shares.
     """
 
     current: BatchPlan
@@ -116,17 +123,61 @@ class Evidence:
     granularity: int
     records: tuple[StepRecord, ...]
     known_fits: tuple[TimeFit | None, ...] = ()
+    row_caps: tuple[int | None, ...] | None = None
+    parks: bool = False
+    least_rows: int = 1
 
     @cached_property
     def fits(self) -> tuple[TimeFit | None, ...]:
         return self.known_fits or rank_fits(self.records, len(self.equal))
 
     @cached_property
-    def models(self) -> tuple[TimeModel, ...]:
-        """Each rank's model; the median speed of the others for a rank that has not had rows."""
+    def shares(self) -> tuple[TimeFit | None, ...]:
+        """Each rank's fit of the whole shares that it ran in as many passes as they would need now."""
+        if self.known_fits or all(record.passes == 1 for record in self.records):
+            return self.fits
+        comparable = [
+            record
+            for record in self.records
+            if record.passes == self.passes(record.rank, record.rows)
+        ]
+        return share_fits(comparable, len(self.equal))
+
+    def share_fit(self, rank: int, rows: int) -> TimeFit | None:
+        """The fit of the rank's whole shares if it was measured at one of ``rows`` rows."""
+        fit = self.shares[rank]
+        if fit is None or rows not in fit.batch_sizes:
+            return None
+        is_of_passes = self.shares is self.fits and self.passes(rank, rows) > 1
+        return None if is_of_passes else fit
+
+    def passes(self, rank: int, rows: int) -> int:
+        """In how many passes the rank would run ``rows`` rows."""
+        return len(pass_sizes(rows, None if self.row_caps is None else self.row_caps[rank]))
+
+    @cached_property
+    def pass_models(self) -> tuple[TimeModel, ...]:
+        """Each rank's model of a pass; the median speed of the others for a rank that has not had rows."""
         per_row = [fit.seconds[0] / fit.batch_sizes[0] for fit in self.fits if fit is not None]
         unknown = LinearTime(0.0, median(per_row)) if per_row else LinearTime(0.0, 1.0)
         return tuple(unknown if fit is None else fit.model for fit in self.fits)
+
+    @cached_property
+    def cautious_models(self) -> tuple[TimeModel, ...]:
+        """Each rank's model of a pass, with caution beyond the largest one measured."""
+        return tuple(
+            model if fit is None else cautious(model, max(fit.batch_sizes))
+            for model, fit in zip(self.pass_models, self.fits, strict=True)
+        )
+
+    @cached_property
+    def models(self) -> tuple[TimeModel, ...]:
+        """Each rank's model of a whole share."""
+        return self.of_shares(self.pass_models)
+
+    def of_shares(self, pass_models: Sequence[TimeModel]) -> tuple[TimeModel, ...]:
+        """The models of whole shares, from those of single passes."""
+        return share_models(pass_models, self.row_caps, parks=self.parks)
 
     @property
     def is_complete(self) -> bool:
@@ -140,7 +191,7 @@ class Evidence:
     @property
     def smallest_sizes(self) -> tuple[int, ...]:
         """The fewest rows that each rank was measured at, 0 where at none."""
-        return tuple(min(fit.batch_sizes) if fit is not None else 0 for fit in self.fits)
+        return tuple(min(fit.batch_sizes) if fit is not None else 0 for fit in self.shares)
 
     @cached_property
     def error(self) -> float:
@@ -158,23 +209,48 @@ class Evidence:
     def growth_limits(self) -> tuple[int, ...]:
         """The most rows each rank may try next: three times the most it has run, if allowed."""
         share = -(-sum(self.equal) // len(self.equal))
-        largest = [max(share, *(fit.batch_sizes if fit is not None else (0,))) for fit in self.fits]
         limits = tuple(
-            min(top, GROWTH * most) for top, most in zip(self.upper, largest, strict=True)
+            min(top, GROWTH * max(share, most))
+            for top, most in zip(self.upper, self.largest_shares, strict=True)
         )
         return limits if _feasible(self, limits) else self.upper
 
     @cached_property
+    def largest_shares(self) -> tuple[int, ...]:
+        """The most rows that each rank has run in a step, 0 where none."""
+        largest = [max(fit.batch_sizes) if fit is not None else 0 for fit in self.fits]
+        for record in self.records:
+            largest[record.rank] = max(largest[record.rank], record.rows)
+        return tuple(largest)
+
+    @cached_property
+    def least(self) -> tuple[int, ...]:
+        """The fewest rows of each rank: some, where it may be parked but was never measured."""
+        return self._with_seats([self.parks and fit is None for fit in self.fits])
+
+    @cached_property
+    def seats(self) -> tuple[int, ...]:
+        """The fewest rows of each rank in a split that leaves none out."""
+        return self._with_seats([self.parks] * len(self.equal))
+
+    def _with_seats(self, is_seated: Sequence[bool]) -> tuple[int, ...]:
+        lower = tuple(
+            max(low, min(top, self.least_rows)) if seated else low
+            for low, top, seated in zip(self.lower, self.upper, is_seated, strict=True)
+        )
+        is_possible = _holds(sum(self.equal), lower, self.growth_limits, self.granularity)
+        return lower if is_possible else self.lower
+
+    @cached_property
     def refit(self) -> tuple[int, ...]:
         """The split that the fits predict to be fastest within the limits of growth."""
-        split: NDArray[np.int64] = allocate(
-            [
-                model if fit is None else cautious(model, max(fit.batch_sizes))
-                for model, fit in zip(self.models, self.fits, strict=True)
-            ],
+        split = allocate_or_park(
+            self.of_shares(self.cautious_models),
             sum(self.equal),
-            lower=self.lower,
+            lower=self.least,
             upper=self.growth_limits,
+            seats=self.seats if self.parks else None,
+            least_gain=max(LEAST_GAIN, self.error),
             granularity=self.granularity,
             prefer=self.current.batch_sizes,
         )
@@ -184,21 +260,21 @@ class Evidence:
     def reaches_far(self) -> bool:
         """Whether the refitted split gives a rank clearly more rows than were measured on it."""
         return any(
-            fit is not None
-            and size
-            > max(TRUSTED_REACH * max(fit.batch_sizes), max(fit.batch_sizes) + self.granularity)
-            for size, fit in zip(self.refit, self.fits, strict=True)
+            size > max(TRUSTED_REACH * most, most + self.granularity)
+            for size, most in zip(self.refit, self.largest_shares, strict=True)
+            if most
         )
 
     def rank_seconds(self, batch_sizes: Sequence[int]) -> list[float] | None:
         """Measured medians of the ranks with rows; None where one was not measured at its size."""
         seconds = []
-        for fit, size in zip(self.fits, batch_sizes, strict=True):
+        for rank, size in enumerate(batch_sizes):
             if size == 0:
                 continue
-            if fit is None or size not in fit.batch_sizes:
+            fit = self.share_fit(rank, size)
+            if fit is None:
                 return None
-            seconds.append(fit.seconds[fit.batch_sizes.index(size)])
+            seconds.append(fit.median(size))
         return seconds
 
     def measured_step(self, batch_sizes: Sequence[int]) -> float | None:
@@ -217,21 +293,6 @@ class Evidence:
         return plan if measured is None else replace(plan, equal_step_seconds=measured)
 
 
-def rank_fits(records: Sequence[StepRecord], world_size: int) -> tuple[TimeFit | None, ...]:
-    """Each rank's fit of compute seconds: through the origin from one size, None from none."""
-    fits: list[TimeFit | None] = []
-    for rank in range(world_size):
-        mine = [record for record in records if record.rank == rank and record.rows > 0]
-        rows = [record.rows for record in mine]
-        one_size = len(set(rows)) == 1
-        fits.append(
-            fit_time(rows, [record.compute for record in mine], through_origin=one_size)
-            if mine
-            else None
-        )
-    return tuple(fits)
-
-
 def after_first_round(evidence: Evidence) -> Decision:
     """After the equal split: keep it where the devices are equally fast, else a second split."""
     comparison = compared(evidence, evidence.current.batch_sizes)
@@ -240,7 +301,7 @@ def after_first_round(evidence: Evidence) -> Decision:
     split = exploratory_split(
         evidence.models,
         evidence.current.batch_sizes,
-        lower=evidence.lower,
+        lower=evidence.seats,
         upper=evidence.growth_limits,
         granularity=evidence.granularity,
     )
@@ -313,8 +374,15 @@ def best_known(evidence: Evidence) -> Decision:
         evidence.with_figures(split),
         done=True,
         reason=f"a step is predicted to take {1 / (1 + gain):.0%} of its time "
-        "under the equal split",
+        f"under the equal split{_parked_in_words(evidence, split)}",
     )
+
+
+def _parked_in_words(evidence: Evidence, split: Sequence[int]) -> str:
+    parked = [rank for rank, rows in enumerate(split) if rows == 0 and evidence.upper[rank]]
+    if not (evidence.parks and parked):
+        return ""
+    return f", without rows for {rank_names(parked)}, whose fixed time costs more than it brings"
 
 
 def refined(evidence: Evidence) -> Decision | None:
@@ -383,8 +451,8 @@ def compared(evidence: Evidence, sizes: Sequence[int]) -> Comparison:
     pairs = max(1, comb(len(sizes), 2))
     fits = [
         (fit, size)
-        for fit, size in zip(evidence.fits, sizes, strict=True)
-        if fit and size in fit.batch_sizes
+        for rank, size in enumerate(sizes)
+        if (fit := evidence.share_fit(rank, size)) is not None
     ]
     error = _root_mean_square([fit.median_error(size) for fit, size in fits])
     limit = max(LEAST_GAIN, _quantile(pairs) * sqrt(2) * error)
@@ -408,15 +476,16 @@ def _agrees(evidence: Evidence) -> bool:
     predicted = evidence.current.rank_seconds
     if predicted is None:
         return False
-    for fit, size, expected in zip(
-        evidence.fits, evidence.current.batch_sizes, predicted, strict=True
+    for rank, (size, expected) in enumerate(
+        zip(evidence.current.batch_sizes, predicted, strict=True)
     ):
         if size == 0:
             continue
-        if fit is None or size not in fit.batch_sizes:
+        fit = evidence.share_fit(rank, size)
+        if fit is None:
             return False
         allowed = max(AGREEMENT, 2 * sqrt(2) * fit.median_error(size))
-        if abs(fit.seconds[fit.batch_sizes.index(size)] / expected - 1) > allowed:
+        if abs(fit.median(size) / expected - 1) > allowed:
             return False
     return True
 
@@ -427,7 +496,9 @@ def _best_measured(evidence: Evidence) -> tuple[tuple[int, ...], float] | None:
         by_step.setdefault(record.step, {})[record.rank] = record.rows
     ranks = range(len(evidence.equal))
     splits = {
-        tuple(step[rank] for rank in ranks) for step in by_step.values() if len(step) == len(ranks)
+        split
+        for step in by_step.values()
+        if sum(split := tuple(step.get(rank, 0) for rank in ranks)) == sum(evidence.equal)
     }
     best: tuple[tuple[int, ...], float] | None = None
     for split in sorted(splits, key=lambda split: split != evidence.current.batch_sizes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -54,6 +54,16 @@ class Schedule:
                 f"the next plan must begin after step {self._first_steps[-1]}, got {first_step}"
             )
         return Schedule((*self.entries, (first_step, plan)))
+
+    def changed_from(self, first_step: int, change: Callable[[BatchPlan], BatchPlan]) -> Schedule:
+        """This schedule with ``change`` of every plan that holds at ``first_step`` or later."""
+        begun = [entry for entry in self.entries if entry[0] < first_step]
+        later = [(first, change(plan)) for first, plan in self.entries[len(begun) :]]
+        if begun and (not later or later[0][0] > first_step):
+            present = begun[-1][1]
+            changed = change(present)
+            later[:0] = [(first_step, changed)] if changed != present else []
+        return Schedule((*begun, *later))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads."""

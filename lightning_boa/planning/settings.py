@@ -21,6 +21,9 @@ class OrchestrationSettings:
     number of steps. ``rebalance`` tells whether the plan may change after it: ``"auto"`` at any
     step, ``"epoch"`` at an epoch's end, ``"off"`` never. ``varying`` tells that steps may have any
     number of rows; a global batch of one row per rank then means that nothing is known of them.
+    ``in_passes`` tells that a rank may run its rows in several passes, so that its memory does not
+    bound them. ``parks`` tells that a rank whose ``lower`` is 0 may be left without rows where that
+    is faster, once it has been measured, and takes no time then; else it has at least ``least_rows``.
     """
 
     world_size: int
@@ -31,11 +34,15 @@ class OrchestrationSettings:
     warmup: int | Literal["auto"] = "auto"
     rebalance: Literal["auto", "epoch", "off"] = "auto"
     varying: bool = False
+    in_passes: bool = False
+    parks: bool = False
+    least_rows: int = 1
 
     def __post_init__(self) -> None:
         positive_integer("world_size", self.world_size)
         positive_integer("global_batch_size", self.global_batch_size)
         positive_integer("granularity", self.granularity)
+        positive_integer("least_rows", self.least_rows)
         if self.warmup != "auto":
             positive_integer("warmup", self.warmup)
         for name in ("lower", "upper"):
@@ -69,6 +76,9 @@ class OrchestrationSettings:
             "warmup": self.warmup,
             "rebalance": self.rebalance,
             "varying": int(self.varying),
+            "in_passes": int(self.in_passes),
+            "parks": int(self.parks),
+            "least_rows": self.least_rows,
         }
 
     @classmethod
@@ -79,7 +89,10 @@ class OrchestrationSettings:
                 **values,
                 "lower": tuple(values["lower"]),
                 "upper": tuple(values["upper"]),
-                "varying": bool(values.get("varying", False)),
+                **{
+                    name: bool(values.get(name, False))
+                    for name in ("varying", "in_passes", "parks")
+                },
             }
         )
 
@@ -93,6 +106,6 @@ class OrchestrationSettings:
         return replace(
             self,
             global_batch_size=global_batch_size,
-            lower=(1,) * self.world_size,
+            lower=(int(not self.parks),) * self.world_size,
             upper=(global_batch_size,) * self.world_size,
         )

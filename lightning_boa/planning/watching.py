@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lightning_boa.planning.allocation import allocate, can_be_done
+from lightning_boa.planning.allocation import can_be_done
 from lightning_boa.planning.fitting import MAD_TO_DEVIATION, MEDIAN_TO_MEAN_ERROR
+from lightning_boa.planning.parking import allocate_or_park
+from lightning_boa.planning.passes import pass_sizes, seconds_in_passes, share_models
+from lightning_boa.planning.rounds import LEAST_GAIN
 from lightning_boa.planning.time_models import TimeModel, scaled
 
 BLOCK_STEPS = 5
@@ -83,11 +86,48 @@ def block_of(
 
 @dataclass(frozen=True)
 class Bounds:
-    """Rows that each rank may have; shares are multiples of ``granularity``."""
+    """Rows that each rank may have; shares are multiples of ``granularity``.
+
+    ``row_caps`` are the most rows of a pass of each rank (None: any number). Where ``seats`` are given, a rank whose
+    ``lower`` is 0 may be left without rows, and has at least as many as its seat else.
+    """
 
     lower: tuple[int, ...]
     upper: tuple[int, ...]
     granularity: int
+    row_caps: tuple[int | None, ...] | None = None
+    seats: tuple[int, ...] | None = None
+
+    def has_seat(self, rank: int, rows: int) -> bool:
+        """Whether the rank has no rows or enough of them."""
+        return self.seats is None or rows == 0 or rows >= self.seats[rank]
+
+    def passes(self, rank: int, rows: int) -> int:
+        """In how many passes the rank runs ``rows`` rows."""
+        return len(pass_sizes(rows, None if self.row_caps is None else self.row_caps[rank]))
+
+    def to_list(self) -> list[Any]:
+        """Plain values in the order of the fields; ``Bounds.of(*values)`` reads them."""
+        caps, seats = (each and list(each) for each in (self.row_caps, self.seats))
+        return [list(self.lower), list(self.upper), self.granularity, caps, seats]
+
+    @classmethod
+    def of(
+        cls,
+        lower: Sequence[int],
+        upper: Sequence[int],
+        granularity: int,
+        row_caps: Sequence[int | None] | None = None,
+        seats: Sequence[int] | None = None,
+    ) -> Bounds:
+        """The bounds whose `to_list` gave these values."""
+        return cls(
+            tuple(lower),
+            tuple(upper),
+            granularity,
+            None if row_caps is None else tuple(row_caps),
+            None if seats is None else tuple(seats),
+        )
 
 
 @dataclass(frozen=True)
@@ -115,7 +155,7 @@ class Watch:
     device that keeps toggling soon is judged by its mean. A long calm halves it again.
 
     Args:
-        models: time model of each rank.
+        models: time model of a pass of each rank.
         bounds: of the rows of each rank.
         blocks: newest last.
         least: blocks that a window must have.
@@ -134,6 +174,11 @@ class Watch:
     doubt: float = 0.0
     spans: tuple[int, ...] = (1,)
 
+    @cached_property
+    def share_models(self) -> tuple[TimeModel, ...]:
+        """Time model of a whole share of each rank."""
+        return share_models(self.models, self.bounds.row_caps, parks=self.bounds.seats is not None)
+
     def with_block(self, block: Block) -> Watch:
         """One more block has been measured."""
         rests = self.calm + 1 >= PATIENCE * self.least and self.least > 1
@@ -145,13 +190,15 @@ class Watch:
         )
 
     def _completed(self, block: Block) -> Block:
-        """A rank without rows is taken to be as fast as it was when it had some."""
+        """A rank without rows is taken to be as fast as it was when it had some, beside the (lower) median of the others,
+        which has not become slow then.
+        """
         logs = np.log(block.scales)
         absent = np.isnan(logs)
         if not absent.any():
             return block
         last = np.log(self.blocks[-1].scales) if self.blocks else np.zeros(len(logs))
-        logs += np.median((last - logs)[~absent])
+        logs -= np.log(_lower_median(np.exp((logs - last)[~absent])))
         logs[absent] = last[absent]
         return replace(block, scales=tuple(np.exp(logs - logs.mean()).tolist()))
 
@@ -187,10 +234,19 @@ class Watch:
         return max(LEAST_NOISE, median(block.noise for block in self.blocks[-LONG_WINDOW:]))
 
     def ratios(
-        self, rank: int, rows: Sequence[int], seconds: Sequence[float]
+        self,
+        rank: int,
+        rows: Sequence[int],
+        seconds: Sequence[float],
+        passes: Sequence[int] | None = None,
     ) -> NDArray[np.float64]:
-        """Measured over modelled seconds of a rank's steps; NaN where it had no rows."""
-        modelled = self.models[rank].seconds(rows)
+        """Measured over modelled seconds of a rank's steps; NaN where it had no rows.
+
+        ``passes`` of each step are those that the bounds ask for unless given.
+        """
+        if passes is None:
+            passes = [self.bounds.passes(rank, each) for each in rows]
+        modelled = seconds_in_passes(self.models[rank], rows, passes)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios: NDArray[np.float64] = np.asarray(seconds) / modelled
         ratios[np.asarray(rows) == 0] = np.nan
@@ -212,7 +268,7 @@ class Watch:
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` reads; the models are kept elsewhere."""
         return {
-            "bounds": [*map(list, astuple(self.bounds)[:2]), self.bounds.granularity],
+            "bounds": self.bounds.to_list(),
             "doubt": self.doubt,
             "spans": list(self.spans),
             "blocks": [list(astuple(block)) for block in self.blocks],
@@ -224,10 +280,9 @@ class Watch:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], models: tuple[TimeModel, ...]) -> Watch:
         """The watch whose `to_dict` gave ``values``."""
-        lower, upper, granularity = values["bounds"]
         return cls(
             models=models,
-            bounds=Bounds(tuple(lower), tuple(upper), granularity),
+            bounds=Bounds.of(*values["bounds"]),
             doubt=values["doubt"],
             spans=tuple(values["spans"]),
             blocks=tuple(Block(tuple(scales), *rest) for scales, *rest in values["blocks"]),
@@ -280,9 +335,14 @@ class _Search:
         return finding if finding.gain > max(least, noise, self._doubt(finding)) else None
 
     def _doubt(self, finding: Finding) -> float:
-        """How wrong the models may be about the rows that move, by the slopes between the sizes they rest on."""
+        """How wrong the models may be about the rows by which passes change, by the slopes between the sizes they rest
+        on."""
         watch = self._watch
-        moved = np.abs(np.subtract(finding.batch_sizes, self._current))
+        before, after = (
+            np.asarray([rows / watch.bounds.passes(rank, rows) for rank, rows in enumerate(split)])
+            for split in (self._current, finding.batch_sizes)
+        )
+        moved = np.abs(after - before)
         return (
             LIKELY_ERRORS * sqrt(2) * watch.doubt * float((moved / np.asarray(watch.spans)).max())
         )
@@ -354,7 +414,11 @@ class _Search:
         rows = list(split)
         rows[giver] -= bounds.granularity
         rows[taker] += bounds.granularity
-        is_allowed = rows[giver] >= bounds.lower[giver] and rows[taker] <= bounds.upper[taker]
+        is_allowed = (
+            rows[giver] >= bounds.lower[giver]
+            and rows[taker] <= bounds.upper[taker]
+            and all(bounds.has_seat(rank, rows[rank]) for rank in (giver, taker))
+        )
         return tuple(rows) if is_allowed else split
 
     def _at_worst(self, split: Sequence[int]) -> NDArray[np.float64]:
@@ -364,11 +428,13 @@ class _Search:
 
     def _optimum(self, scales: NDArray[np.float64]) -> tuple[int, ...]:
         bounds = self._watch.bounds
-        split: NDArray[np.int64] = allocate(
+        split = allocate_or_park(
             self._scaled(scales),
             sum(self._current),
             lower=bounds.lower,
             upper=bounds.upper,
+            seats=bounds.seats,
+            least_gain=LEAST_GAIN,
             granularity=bounds.granularity,
             prefer=self._current,
         )
@@ -378,13 +444,13 @@ class _Search:
         return _mean_step(self._modelled(split), regimes)
 
     def _modelled(self, split: Sequence[int]) -> NDArray[np.float64]:
-        models = self._watch.models
+        models = self._watch.share_models
         return np.asarray(
             [float(model.seconds(rows)) for model, rows in zip(models, split, strict=True)]
         )
 
     def _scaled(self, scales: NDArray[np.float64]) -> list[TimeModel]:
-        models = self._watch.models
+        models = self._watch.share_models
         return [scaled(model, scale) for model, scale in zip(models, scales.tolist(), strict=True)]
 
 

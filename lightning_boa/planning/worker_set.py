@@ -63,27 +63,30 @@ class WorkerSet:
         return self.communication_seconds > self.step_seconds / 2
 
     @property
-    def advice(self) -> str:
-        """What leaving workers out would gain, and whether the network limits, in one sentence."""
+    def comparison(self) -> str:
+        """What leaving workers out would gain, in a few words."""
         workers = self.world_size
         named = ", ".join(map(str, self.left_out[:_RANKS_NAMED]))
         without = f"without {len(self.left_out)} of the {workers} ranks ({named}"
         without += ", …)" if len(self.left_out) > _RANKS_NAMED else ")"
         if not self.left_out:
-            words = f"all {workers} ranks are worth their communication: no smaller set is faster"
-        elif self.all_seconds is None:
-            words = f"{without}, since not all of them can have rows, a step takes {self.step_seconds:.3g} s"
-        else:
-            words = (
-                f"{without} a step takes {self.step_seconds:.3g} s instead of {self.all_seconds:.3g} s, "
-                f"{self.gain:.1%} more steps per second"
-            )
-        if self.network_bound:
-            words += (
-                f"; the network limits: {self.communication_seconds / self.step_seconds:.0%} of a step are "
-                "communication, which no split of the rows makes shorter"
-            )
-        return words
+            return f"all {workers} ranks are worth their communication: no smaller set is faster"
+        if self.all_seconds is None:
+            return f"{without}, since not all of them can have rows, a step takes {self.step_seconds:.3g} s"
+        return (
+            f"{without} a step takes {self.step_seconds:.3g} s instead of {self.all_seconds:.3g} s, "
+            f"{self.gain:.1%} more steps per second"
+        )
+
+    @property
+    def advice(self) -> str:
+        """What leaving workers out would gain, and whether the network limits, in one sentence."""
+        if not self.network_bound:
+            return self.comparison
+        return (
+            f"{self.comparison}; the network limits: {self.communication_seconds / self.step_seconds:.0%} of a step "
+            "are communication, which no split of the rows makes shorter"
+        )
 
 
 def choose_workers(

@@ -13,6 +13,7 @@ from lightning_boa.profiling.exchange import (
 )
 from lightning_boa.profiling.host_group import host_group
 from lightning_boa.profiling.memory import MemoryProfile, memory_profile_of, most_rows
+from lightning_boa.profiling.network_probe import NetworkProbe
 from lightning_boa.profiling.step_clock import ClockEntry, StepClock
 from lightning_boa.profiling.timelines import AcceleratorTimeline, HostTimeline, timeline_of
 
@@ -24,6 +25,7 @@ __all__ = [
     "Exchange",
     "HostTimeline",
     "MemoryProfile",
+    "NetworkProbe",
     "StepClock",
     "check_digest",
     "check_same",

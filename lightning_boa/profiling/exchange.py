@@ -24,8 +24,9 @@ _FIELDS = (
     "communication",
     "optimizer",
     "period",
+    "passes",
 )
-_WHOLE = ("step", "rows", "step_rows")
+_WHOLE = ("step", "rows", "step_rows", "passes")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Exchange:
 def exchange_records(
     records: Sequence[StepRecord], first_free_step: int, row_cap: int | None, device: torch.device
 ) -> Exchange:
-    """Give every rank the figures of all ranks, in one all-gather of a fixed shape (129 x 8 float64, 8 KiB a rank).
+    """Give every rank the figures of all ranks, in one all-gather of a fixed shape (129 x 9 float64, 9 KiB a rank).
 
     Args:
         records: this rank's steps since the last exchange; the newest 128 are sent.

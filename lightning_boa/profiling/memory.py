@@ -80,13 +80,14 @@ def most_rows(
 
 @dataclass
 class MemoryProfile:
-    """One rank's measured steps, and the rows its memory is predicted to hold."""
+    """One rank's measured steps, and the rows its memory is predicted to hold at once."""
 
     gauge: MemoryGauge
     _rows: list[int] = field(default_factory=list)
     _resident: list[int] = field(default_factory=list)
     _peak: list[int] = field(default_factory=list)
     _before: int = 0
+    _failed: int | None = None
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -99,11 +100,25 @@ class MemoryProfile:
             self._resident.append(self._before)
             self._peak.append(self.gauge.peak())
 
+    def note_failure(self, rows: int) -> None:
+        """So many rows did not fit; the step begins anew."""
+        self._failed = rows if self._failed is None else min(rows, self._failed)
+        self.begin_step()
+
+    @property
+    def proven_cap(self) -> int | None:
+        """The most rows that fit, None while nothing has failed."""
+        if self._failed is None:
+            return None
+        cap = self.row_cap()
+        return max(1, self._failed - 1) if cap is None else cap
+
     def row_cap(self) -> int | None:
-        """The most rows that fit, None before anything was measured."""
+        """The most rows that fit, None before anything was measured; less than have failed."""
         if not self._rows:
             return None
-        return most_rows(self._rows, self._resident, self._peak, self.gauge.available())
+        cap = most_rows(self._rows, self._resident, self._peak, self.gauge.available())
+        return cap if self._failed is None else max(1, min(cap, self._failed - 1))
 
 
 def memory_profile_of(device: torch.device) -> MemoryProfile | None:

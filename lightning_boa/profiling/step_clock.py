@@ -12,6 +12,7 @@ from typing import Any, Literal
 from lightning_boa.planning import StepRecord
 from lightning_boa.profiling.timelines import HostTimeline, Timeline
 
+NEXT_TO_NOTHING = 1e-9
 Activity = Literal["compute", "communication", "optimizer"]
 
 
@@ -27,6 +28,7 @@ class _RunningStep:
     entered: bool = False
     last_mark: Any = None
     period: float = 0.0
+    passes: int = 1
 
 
 class StepClock:
@@ -69,6 +71,16 @@ class StepClock:
         if self._period_began is None:
             self._period_began = self._clock() - loader_wait
         self._running = _RunningStep(step, rows, step_rows, loader_wait)
+
+    def count_passes(self, passes: int) -> None:
+        """The step that runs does so in so many passes."""
+        if self._running is not None:
+            self._running.passes = passes
+
+    def leave_out(self) -> None:
+        """The step that runs is no measure of any other."""
+        self._running = None
+        self._period_began = None
 
     def enter_compute(self) -> None:
         """The module's own training step begins; only the first entry of a step counts."""
@@ -131,6 +143,8 @@ class StepClock:
         spent: dict[Activity, float] = {"compute": 0.0, "communication": 0.0, "optimizer": 0.0}
         for activity, begin, end in finished.spans:
             spent[activity] += self._timeline.seconds(begin, end)
+        if not finished.rows:
+            spent["compute"] = max(spent["compute"], NEXT_TO_NOTHING)
         if not (spent["compute"] > 0 and finished.period > 0):
             return None
         return StepRecord(
@@ -143,6 +157,7 @@ class StepClock:
             communication=spent["communication"],
             optimizer=spent["optimizer"],
             period=finished.period,
+            passes=finished.passes,
         )
 
 

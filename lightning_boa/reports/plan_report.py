@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lightning_boa.planning import BatchPlan, Orchestration, equal_split
+from lightning_boa.planning import BatchPlan, NetworkFindings, Orchestration, equal_split
 
 GIVEN = "these shares were given"
 UNFINISHED = "the training ended within the warm-up, so this is only the last split that it tried"
@@ -39,12 +39,15 @@ class PlanReport:
         equal_step_seconds: measured seconds from one step to the next under the equal split.
         boa_step_seconds: the same under BOA's plan.
         reason: one sentence: why this plan.
+        network: one sentence: what communication costs, and which ranks had better be left out; empty where it costs
+            next to nothing.
     """
 
     ranks: tuple[RankReport, ...]
     equal_step_seconds: float | None = None
     boa_step_seconds: float | None = None
     reason: str = ""
+    network: str = ""
 
     @property
     def gain(self) -> float | None:
@@ -88,7 +91,10 @@ class PlanReport:
 
 
 def describe_plan(
-    plan: BatchPlan, orchestration: Orchestration | None, device_names: Sequence[str]
+    plan: BatchPlan,
+    orchestration: Orchestration | None,
+    device_names: Sequence[str],
+    network: NetworkFindings | None = None,
 ) -> PlanReport:
     """What is known of `plan`; without an orchestration (a fixed plan) no time is."""
     if orchestration is None:
@@ -115,7 +121,15 @@ def describe_plan(
         equal_step_seconds=None if equal is None else equal.step_period,
         boa_step_seconds=None if planned is None else planned.step_period,
         reason=reason,
+        network="" if network is None else describe_network(network),
     )
+
+
+def describe_network(network: NetworkFindings) -> str:
+    """What communication costs, and the advice about the set of workers; empty where it costs next to nothing."""
+    if not network.is_considerable:
+        return ""
+    return "; ".join(filter(None, (network.summary, network.advice)))
 
 
 def slowest(seconds: Iterable[float | None]) -> float | None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.distributed as dist
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.modules.batchnorm import SyncBatchNorm
@@ -18,10 +19,19 @@ from typing_extensions import override
 
 from lightning_boa.data import Share
 from lightning_boa.errors import UnsupportedError
-from lightning_boa.planning import BatchPlan, MadeFor, Orchestration, Schedule
+from lightning_boa.planning import (
+    BatchPlan,
+    Communication,
+    MadeFor,
+    NetworkFindings,
+    Orchestration,
+    Schedule,
+    WorkerSet,
+)
 from lightning_boa.profiling import (
     ClockEntry,
     MemoryProfile,
+    NetworkProbe,
     StepClock,
     check_same,
     memory_profile_of,
@@ -35,6 +45,8 @@ from lightning_boa.strategies import (
     roll_call,
     trainer_seam,
 )
+from lightning_boa.strategies.abilities import Abilities, why_not_divided
+from lightning_boa.strategies.divided_step import DividedStep
 from lightning_boa.strategies.evaluation import Evaluation, refuse_loaders_side_by_side
 from lightning_boa.strategies.loss_weight import LossWeight, rule_of
 from lightning_boa.strategies.options import (
@@ -45,12 +57,15 @@ from lightning_boa.strategies.options import (
     rule_name,
     whole_numbers,
 )
+from lightning_boa.strategies.parking import Parking
+from lightning_boa.strategies.passes import Passes, refuse_in_passes
 from lightning_boa.strategies.prepared_loaders import PreparedLoaders
 from lightning_boa.strategies.restart import Restart
 from lightning_boa.strategies.roll_call import RollCall
 from lightning_boa.strategies.running_statistics import RunningStatistics
 from lightning_boa.strategies.saved_profile import SavedProfile, installed_software
 from lightning_boa.strategies.step_plans import SWITCH, StepPlans, is_switched_off
+from lightning_boa.strategies.touch import touch
 from lightning_boa.wrong_lightning import refuse_mix
 
 if TYPE_CHECKING:
@@ -74,6 +89,8 @@ ALIKE = (
     "gradient_clip_val",
     "gradient_clip_algorithm",
 )
+UNDIVIDED = "memory bounds the shares, which cannot run in several passes"
+UNPARKED = "all ranks keep rows, since none can do without running the model"
 GO_ON = "The last checkpoint goes on where it was saved, with fewer ranks too (ckpt_path)."
 
 
@@ -98,7 +115,16 @@ class BoaBehaviour(_Base):
         granularity: shares are multiples of this many rows (the remainder goes to one rank).
         min_batch_size: fewest rows of a rank, a number or one per rank; 0 permits ranks without rows. With BatchNorm,
             which refuses a single row, 1 means 2 where the global batch permits it.
-        max_batch_size: most rows of a rank, a number or one (or None) per rank.
+        max_batch_size: most rows of a rank, a number or one (or None) per rank. "auto": what a device's memory holds
+            does not bound its share; a share that it cannot hold at once runs in several passes, whose gradients are
+            reduced once, and the plan counts what that costs. A rank that runs out of memory in the warm-up runs that
+            step's rows in more passes. On CUDA; elsewhere it changes nothing.
+        worker_set: whether the ranks may do better with fewer of them. "advise": where communication is a considerable
+            part of a step it is measured once, after the warm-up, and where leaving ranks out gains, rank 0 says which
+            ones and how to relaunch; "all" never asks. "auto": also, a rank whose computation does not pay is parked,
+            gets no rows and does not run the model, keeps the weights of the others, and gets rows again when a later
+            plan has some for it. Not where `training_step` holds collectives of its own. Where a link is the reason,
+            for which no plan helps, a checkpoint for the relaunch is written (boa-relaunch.ckpt).
         profile: path of a file on rank 0's disk. If it holds a plan for these devices, this model, these rows and this
             software, training begins with that plan, which its first steps check; else the devices are measured and the
             file is written. `warmup=0` makes it an error if the file is missing or does not fit. A checkpoint's plan
@@ -121,7 +147,8 @@ class BoaBehaviour(_Base):
         batch_weight: BatchWeight | None = None,
         granularity: int = 1,
         min_batch_size: int | Sequence[int] = 1,
-        max_batch_size: int | Sequence[int | None] | None = None,
+        max_batch_size: int | Sequence[int | None] | Literal["auto"] | None = None,
+        worker_set: Literal["advise", "all", "auto"] = "advise",
         profile: str | os.PathLike[str] | None = None,
         **ddp_kwargs: Any,
     ) -> None:
@@ -134,6 +161,7 @@ class BoaBehaviour(_Base):
             granularity=granularity,
             min_batch_size=whole_numbers(min_batch_size),
             max_batch_size=whole_numbers(max_batch_size),
+            worker_set=worker_set,
             profile=path_text(profile),
         )
         check_known(ddp_kwargs, super().__init__)
@@ -143,12 +171,16 @@ class BoaBehaviour(_Base):
         self.device_names: tuple[str, ...] = ()
         self.clock = StepClock(rank=0)
         self.memory: MemoryProfile | None = None
+        self.network: NetworkFindings | None = None
         self._measures_memory = False
         self._seed: int | None = None
         self._prepared: PreparedLoaders | None = None
         self._evaluation: Evaluation | None = None
         self._share: Share | None = None
         self._weight: LossWeight | None = None
+        self._passes: Passes | None = None
+        self._divided: DividedStep | None = None
+        self._parking: Parking | None = None
         self._statistics: RunningStatistics | None = None
         self._rows_in_step: int | None = None
         self._weighted_backwards = 0
@@ -166,6 +198,18 @@ class BoaBehaviour(_Base):
     def share(self) -> Share | None:
         """This rank's part of the step that runs; its rows are 0 where the rank only takes part."""
         return self._share
+
+    @property
+    def rows_of_pass(self) -> int | None:
+        """Rows of the pass that runs, 0 where this rank is parked; None where the step is one pass of its batch."""
+        if self._parking is not None and self._parking.rests:
+            return 0
+        return None if self._divided is None else self._divided.running_rows
+
+    @property
+    def has_more_passes(self) -> bool:
+        """Whether another pass of the step that runs follows."""
+        return self._divided is not None and self._divided.has_more
 
     @property
     def orchestration(self) -> Orchestration | None:
@@ -194,6 +238,16 @@ class BoaBehaviour(_Base):
     def plan(self) -> BatchPlan | None:
         """The latest plan, in the warm-up the split that is tried; None before training."""
         return self._plans.latest
+
+    @property
+    def communication(self) -> Communication | None:
+        """What sets of ranks need to exchange gradients; None unless it was worth a measurement."""
+        return None if self.network is None else self.network.communication
+
+    @property
+    def worker_set(self) -> WorkerSet | None:
+        """The ranks with which a step is shortest; None unless communication was worth a measurement."""
+        return None if self.network is None else self.network.worker_set
 
     @property
     def fixed_reason(self) -> str:
@@ -256,9 +310,22 @@ class BoaBehaviour(_Base):
         """What measures this rank's memory, None where the device's memory is not its own."""
         return memory_profile_of(self.root_device)
 
+    @property
+    def saves_for_relaunch(self) -> bool:
+        """Whether a checkpoint is to be written where fewer ranks would do better, which takes a relaunch."""
+        return self.options.parks
+
+    def new_network_probe(self) -> NetworkProbe | None:
+        """What times all-reduces among ranks, None where the set of ranks is no question."""
+        if self.options.worker_set == "all":
+            return None
+        return NetworkProbe(self.root_device)
+
     def begin_planning(self) -> None:
         """Measure and plan; go on with the plan of a checkpoint or an earlier fit if devices and model are the same."""
         assert self.lightning_module is not None
+        self._find_abilities()
+        self.network = None
         self._loaders.settle()
         parameters = sum(parameter.numel() for parameter in self.lightning_module.parameters())
         _, first_step = trainer_seam.steps_done(self._trainer)
@@ -277,6 +344,8 @@ class BoaBehaviour(_Base):
     def begin_epoch(self) -> None:
         """An epoch of training begins on this rank."""
         self.clock.interrupt()
+        if self._parking is not None:
+            self._parking.begin_epoch()
         self._loaders.settle()
 
     def end_epoch(self) -> None:
@@ -294,6 +363,8 @@ class BoaBehaviour(_Base):
     def log_epoch_rows(self) -> None:
         """Let `self.log` at the end of an epoch weigh a value of this rank by the rows that it had in the epoch."""
         training = self._trainer.training
+        if training and self._parking is not None:
+            self._parking.end_epoch(self._trainer)
         loaders = self._loaders
         deliveries = loaders.trained if training else loaders.evaluated
         trainer_seam.log_rows(self._trainer, deliveries.pop_rows(), training=training)
@@ -306,7 +377,8 @@ class BoaBehaviour(_Base):
         self._begin_batch_end()
         self.clock.end()
         if self.memory is not None and self.share is not None and self._measures_memory:
-            self.memory.end_step(self.share.rows)
+            step = self._divided
+            self.memory.end_step(self.share.rows if step is None else step.sizes[0])
 
     @override
     def set_world_ranks(self) -> None:
@@ -317,7 +389,7 @@ class BoaBehaviour(_Base):
     def connect(self, model: Any) -> None:
         super().connect(model)
         trainer = model.trainer
-        self._share = None
+        self._share = self._passes = self._divided = self._parking = None
         self._has_failed = False
         self._after_step = []
         if _is_fit(trainer):
@@ -450,20 +522,29 @@ class BoaBehaviour(_Base):
         self.clock.begin(share.step, share.rows, share.step_rows, share.wait)
         if self.memory is not None and self._measures_memory:
             self.memory.begin_step()
+        if self._parking is not None:
+            self._parking.begin_step(self._plans.parked_in(share.step, share.step_rows))
+        self._divided = None
+        if self._passes is not None:
+            guarded = self.memory is not None and self._measures_memory
+            self._divided = self._passes.divided(share, batch, guarded=guarded)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.lightning_module is not None
         assert self._weight is not None
         self._settle()
+        if self._divided is not None:
+            return self._first_pass(self._divided, super().training_step, *args[1:], **kwargs)
         if self._share is not None:
             self._weight.begin(self._share, args[0])
+        if self._parking is not None and self._parking.rests:
+            return self._rest()
         if self._is_ghost:
             written = () if self._statistics is None else self._statistics.buffers()
             self._after_step.append(ghost.remember_buffers(self.lightning_module, written))
         output = self._take_part(super().training_step, *args, **kwargs)
-        if self._statistics is not None and self.share is not None:
-            self._statistics.begin(self.share.rows)
+        self.finish_forwards()
         if not self._is_automatic:
             self.clock.switch(None)
         return output
@@ -478,22 +559,33 @@ class BoaBehaviour(_Base):
 
     @override
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        plain = super().backward
+        run = partial(self._run_backward, lambda loss: plain(loss, optimizer, *args, **kwargs))
+        if self._divided is None:
+            closure_loss = run(closure_loss)
+        else:
+            assert self._passes is not None
+            self._passes.backward(self._divided, closure_loss, run)
+        self.clock.switch("optimizer" if self._is_automatic else "compute")
+        return closure_loss
+
+    def _run_backward(
+        self, backward: Callable[[Tensor], Tensor], closure_loss: Tensor, *, reduces: bool = True
+    ) -> Tensor:
         weight = self._weight_inside_step()
         if weight.is_under_way:
             with self.clock.communicating():
                 weight.arrive()
         loss = weight.of(closure_loss)
         self.clock.switch("compute")
-        if loss.requires_grad and self.clock.enabled:
+        if loss.requires_grad and self.clock.enabled and reduces:
             loss.register_hook(self._on_gradient_of_loss)  # type: ignore[no-untyped-call]
         self._weighted_backwards += 1
         try:
             with weight.gradients(self._module):
-                result = super().backward(loss, optimizer, *args, **kwargs)
+                return backward(loss)
         finally:
             self._weighted_backwards -= 1
-        self.clock.switch("optimizer" if self._is_automatic else "compute")
-        return result
 
     @override
     def optimizer_step(
@@ -509,18 +601,28 @@ class BoaBehaviour(_Base):
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any | None = "mean") -> Any:
-        with self._communicating(group):
-            if not isinstance(tensor, Tensor) or group not in (None, dist.group.WORLD):
-                return super().reduce(tensor, group, reduce_op)
-            operation = str(getattr(reduce_op, "name", reduce_op)).lower()
+        plain = partial(super().reduce, group=group, reduce_op=reduce_op)
+        if not isinstance(tensor, Tensor) or group not in (None, dist.group.WORLD):
+            self._note_collective()
+            with self._communicating(group):
+                return plain(tensor)
+        self._note_collective(is_reduction=True)
+        operation = str(getattr(reduce_op, "name", reduce_op)).lower()
+        over_ranks = partial(self._reduce_over_ranks, plain, operation)
+        if self._divided is not None and self._rows_in_step is not None:
+            return self._divided.reductions(tensor, operation, over_ranks)
+        return over_ranks(tensor)
+
+    def _reduce_over_ranks(
+        self, plain: Callable[[Tensor], Any], operation: str, tensor: Tensor
+    ) -> Any:
+        with self._communicating():
             rows = self._rows_of_batch
             if operation in ("mean", "avg"):
                 if rows is None:
                     return reduction.mean_over_ranks(tensor)
                 return reduction.mean_over_rows(tensor, rows)
-            if rows == 0:
-                tensor = reduction.neutral(tensor, operation)
-            return super().reduce(tensor, group, reduce_op)
+            return plain(reduction.neutral(tensor, operation) if rows == 0 else tensor)
 
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
@@ -534,6 +636,7 @@ class BoaBehaviour(_Base):
     def all_gather(
         self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False
     ) -> Tensor:
+        self._note_collective()
         with self._communicating(group):
             reduction.check_same_shape(tensor, group)
             return super().all_gather(tensor, group, sync_grads)
@@ -545,6 +648,7 @@ class BoaBehaviour(_Base):
             AgreementError: on every rank, where the ranks' tensors differ in more than their rows.
             UnsupportedError: a loss that every rank computes alike, in a step in which a rank has no rows.
         """
+        self._note_collective()
         rows, absent = gathering.gather(
             data,
             sync_grads,
@@ -559,6 +663,7 @@ class BoaBehaviour(_Base):
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         if self._has_failed:
             return
+        self._note_collective()
         with self._communicating():
             super().barrier(*args, **kwargs)
 
@@ -566,6 +671,7 @@ class BoaBehaviour(_Base):
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         if self._has_failed:
             return obj
+        self._note_collective()
         with self._communicating():
             return super().broadcast(obj, src)
 
@@ -583,6 +689,83 @@ class BoaBehaviour(_Base):
     def _evaluates(self) -> Evaluation:
         assert self._evaluation is not None
         return self._evaluation
+
+    @property
+    def loss_weight(self) -> LossWeight:
+        """The weight of the step that runs."""
+        assert self._weight is not None
+        return self._weight
+
+    @property
+    def ddp(self) -> DistributedDataParallel:
+        """The model as torch's DDP has wrapped it."""
+        assert isinstance(self.model, DistributedDataParallel)
+        return self.model
+
+    def finish_forwards(self) -> None:
+        """All rows of this rank have been through the model: what is reduced beside the gradients begins."""
+        if self._statistics is not None and self.share is not None:
+            self._statistics.begin(self.share.rows)
+
+    def _rest(self) -> Tensor:
+        """A step of a rank that is parked: it takes part in what is reduced, and does not run the model."""
+        loss = touch(self.ddp)
+        if self._statistics is not None:
+            self._statistics.begin_without_forward()
+        return loss
+
+    def _find_abilities(self) -> None:
+        """What may be planned beside shares, as far as it is asked for; says why, where it is not possible."""
+        asked = self.options.is_bound_by_memory, self.options.parks
+        if not any(asked) or self.world_size == 1:
+            return
+        rule = rule_of(self.options.batch_weight, self._module)
+        why = why_not_divided(self.ddp, self.optimizers, rule)
+        if why is None and not self._loaders.is_divisible:
+            why = "only the rows of a single DataLoader with a map-style data set can be read as needed"
+        if why is not None:
+            for is_asked, words in zip(asked, (UNDIVIDED, UNPARKED), strict=True):
+                if is_asked:
+                    rank_zero_warn(f"boa: {words}: {why}.")
+            return
+        in_passes, parks = asked
+        self._loaders.abilities = Abilities(in_passes, parks, parks and not self._has_own_buffers)
+        if parks:
+            self._parking = Parking(self.global_rank, self.root_device)
+        if in_passes:
+            self._passes = Passes(
+                self, self._trainer, self._loaders.read_again, self._loaders.check
+            )
+
+    @property
+    def _has_own_buffers(self) -> bool:
+        """Whether a forward may change buffers whose values on rank 0 are those that count."""
+        written = () if self._statistics is None else self._statistics.buffers()
+        known = {id(buffer) for buffer in written}
+        return any(id(buffer) not in known for buffer in self._module.buffers())
+
+    def _first_pass(self, step: DividedStep, run: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+        assert self._passes is not None
+        assert self._share is not None
+        batches = [batch() for batch in step.batches] if self.loss_weight.needs_batches else []
+        self.loss_weight.begin(self._share, *batches)
+        return self._passes.forward(step, lambda batch: self._take_part(run, batch, *args, **kw))
+
+    def _note_collective(self, *, is_reduction: bool = False) -> None:
+        """A collective of the module's own: inside its training step ranks may not differ in their forwards."""
+        if self._rows_in_step is None or self._share is None or not self._trainer.training:
+            return
+        if self._parking is not None:
+            self._parking.refuse_collectives()
+            self._plans.run_all()
+        if is_reduction:
+            return
+        schedule = self._plans.schedule
+        has_passes = schedule is not None and schedule.plan_at(self._share.step).has_passes
+        if has_passes or (self._divided is not None and len(self._divided.sizes) > 1):
+            refuse_in_passes()
+        if self._divided is not None:
+            self._divided.has_communicated = True
 
     @property
     def _is_ghost(self) -> bool:
@@ -765,6 +948,8 @@ class BoaBehaviour(_Base):
         """All hooks at the end of the batch have run."""
         self._after_batch()
         self._after_batch = _do_nothing
+        if self._trainer.training and self._parking is not None:
+            self._parking.end_step(self._trainer)
         if not self._trainer.training:
             self._evaluates.end_step(self._trainer)
 

@@ -16,8 +16,7 @@ from torchmetrics import Metric
 @contextmanager
 def untraced(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Put back random states and the states of torchmetrics once the block is over."""
-    put_back = [_remember_random_states(device)]
-    put_back += [_remember_metric(part) for part in module.modules() if isinstance(part, Metric)]
+    put_back = [remember_random_states(device), *remember_metrics(module)]
     try:
         yield
     finally:
@@ -71,7 +70,8 @@ def without_gradients(module: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-def _remember_random_states(device: torch.device) -> Callable[[], None]:
+def remember_random_states(device: torch.device) -> Callable[[], None]:
+    """Copy the states of the generators of torch, numpy and random; the returned function puts them back."""
     host, numpy_state, python_state = (
         torch.get_rng_state(),
         np.random.get_state(),
@@ -88,6 +88,11 @@ def _remember_random_states(device: torch.device) -> Callable[[], None]:
             accelerator.set_rng_state(on_device, device)
 
     return restore
+
+
+def remember_metrics(module: nn.Module) -> list[Callable[[], None]]:
+    """Copy the states of the module's torchmetrics; the returned functions put them back."""
+    return [_remember_metric(part) for part in module.modules() if isinstance(part, Metric)]
 
 
 def _remember_metric(metric: Metric) -> Callable[[], None]:

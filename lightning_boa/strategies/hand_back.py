@@ -13,7 +13,7 @@ else:
     _Base = object
 
 ENDED_BY_SIGTERM = 143
-KEPT = ("orchestration", "device_names", "fixed_schedule")
+KEPT = ("orchestration", "device_names", "fixed_schedule", "network")
 
 
 class HandsBackResults(_Base):

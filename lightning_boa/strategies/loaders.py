@@ -31,9 +31,12 @@ class Sharing:
         *,
         begin: Callable[[], object],
         starts_again: Callable[[], bool | None],
+        passes_of: Callable[[int, int], tuple[int, ...]] | None,
     ) -> tuple[DataLoader[Any], ShareBatchSampler]:
         """The twin that delivers this rank's part of each training step, and its sampler."""
-        sampler = self._sampler(source, steps, rows_of, first_step, starts_again=starts_again)
+        sampler = self._sampler(
+            source, steps, rows_of, first_step, starts_again=starts_again, passes_of=passes_of
+        )
         is_sized = source.length is not None
         twin = boa_loader(source.loader, sampler, deliver=deliver, begin=begin, sized=is_sized)
         return twin, sampler
@@ -68,6 +71,7 @@ class Sharing:
         *,
         skip_ghosts: bool = False,
         starts_again: Callable[[], bool | None] | None = None,
+        passes_of: Callable[[int, int], tuple[int, ...]] | None = None,
     ) -> ShareBatchSampler:
         compares_orders = source.needs_comparison and not skip_ghosts
         return ShareBatchSampler(
@@ -79,6 +83,7 @@ class Sharing:
             skip_ghosts=skip_ghosts,
             check_order=self.note_order if compares_orders else None,
             starts_again=starts_again,
+            passes_of=passes_of,
         )
 
 

@@ -66,8 +66,13 @@ class LossWeight:
         self._total: Tensor | None = None
         self._work: Any = None
 
-    def begin(self, share: Share, batch: Any) -> None:
-        """A step begins; under a callable rule every rank must call this.
+    @property
+    def needs_batches(self) -> bool:
+        """Whether what a step weighs can only be said by its batches."""
+        return callable(self._rule)
+
+    def begin(self, share: Share, *batches: Any) -> None:
+        """A step begins, with the batches of all its passes; under a callable rule every rank must call this.
 
         Raises:
             OptionError: a mass that is negative or no finite number.
@@ -75,13 +80,22 @@ class LossWeight:
         self._share = share
         if not callable(self._rule):
             return
-        self._mass = _number(self._rule(batch)) if share.rows else 0.0
+        masses = [self._mass_of(batch) for batch in batches] if share.rows else []
+        self._mass = sum(masses)
         if share.rows and self._without_weight is not None:
             self._warn_of_batches_without_weight()
         self._total = torch.tensor([self._mass], dtype=torch.float64, device=self._device)
         self._work = dist.all_reduce(self._total, async_op=True) if self._world_size > 1 else None
-        if not math.isfinite(self._mass) or self._mass < 0:
-            raise _no_mass(self._mass)
+        for mass in (*masses, self._mass):
+            if not math.isfinite(mass) or mass < 0:
+                raise _no_mass(mass)
+
+    def begin_pass(self, rows: int, batch: Any) -> None:
+        """What is weighed next is the loss of so many of the step's rows, which are in this batch."""
+        assert self._share is not None
+        self._share = self._share._replace(rows=rows)
+        if callable(self._rule):
+            self._mass = self._mass_of(batch)
 
     @property
     def is_under_way(self) -> bool:
@@ -108,6 +122,10 @@ class LossWeight:
     def gradients(self, module: nn.Module) -> AbstractContextManager[None]:
         """Around a backward: every parameter's gradient is zero where this rank's part counts for nothing."""
         return ghost.without_gradients(module) if self._is_cut_off else nullcontext()
+
+    def _mass_of(self, batch: Any) -> float:
+        assert callable(self._rule)
+        return _number(self._rule(batch))
 
     @property
     def _is_cut_off(self) -> bool:

@@ -21,12 +21,15 @@ from lightning_boa.planning import (
     fixed_plan,
     row_bounds,
 )
+from lightning_boa.strategies.abilities import NO_ABILITIES, Abilities
 
 REFUSED = {
     "process_group": "boa shares each step among all ranks, so gradients must be averaged over all of them",
     "model_averaging_period": "averaged models know nothing of the rows behind them",
 }
 REBALANCE = ("auto", "epoch", "off")
+BY_MEMORY: Literal["auto"] = "auto"
+WORKER_SET = ("advise", "all", "auto")
 BatchWeight = Literal["samples", "sum", "none"] | Callable[[Any], Any]
 
 
@@ -45,7 +48,8 @@ class BoaOptions:
     batch_weight: BatchWeight | None = None
     granularity: int = 1
     min_batch_size: int | tuple[int, ...] = 1
-    max_batch_size: int | tuple[int | None, ...] | None = None
+    max_batch_size: int | tuple[int | None, ...] | Literal["auto"] | None = None
+    worker_set: Literal["advise", "all", "auto"] = "advise"
     profile: str | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +63,10 @@ class BoaOptions:
             raise OptionError(
                 f"rebalance: expected one of {', '.join(map(repr, REBALANCE))}, got {self.rebalance!r}."
             )
+        if self.worker_set not in WORKER_SET:
+            raise OptionError(
+                f"worker_set: expected one of {', '.join(map(repr, WORKER_SET))}, got {self.worker_set!r}."
+            )
         rule = self.batch_weight
         if rule is not None and not callable(rule) and rule not in BATCH_WEIGHTS:
             raise OptionError(
@@ -66,7 +74,7 @@ class BoaOptions:
                 f" got {rule!r}. Use 'samples' where the loss is a mean over rows, 'sum' where it is a sum."
             )
         _check_rows("min_batch_size", self.min_batch_size)
-        if self.max_batch_size is not None:
+        if self.max_batch_size not in (None, BY_MEMORY):
             _check_rows("max_batch_size", self.max_batch_size, or_none=True)
         if self.profile is not None and (not isinstance(self.profile, str) or not self.profile):
             raise OptionError(
@@ -90,12 +98,23 @@ class BoaOptions:
             "granularity": (1,),
             "min_batch_size": (1,),
             "max_batch_size": (None,),
+            "worker_set": ("advise", "all"),
             "profile": (None,),
         }.items():
             if getattr(self, name) not in without_effect:
                 raise OptionError(
                     f"{name}: has no meaning beside batch_sizes, a fixed plan. Give one of the two."
                 )
+
+    @property
+    def is_bound_by_memory(self) -> bool:
+        """Whether a share may be larger than what its rank's memory holds at once, and then runs in several passes."""
+        return self.max_batch_size == BY_MEMORY
+
+    @property
+    def parks(self) -> bool:
+        """Whether a rank whose computation does not pay may be left without rows."""
+        return self.worker_set == "auto"
 
     @property
     def least_rows(self) -> int:
@@ -198,6 +217,7 @@ class BoaOptions:
         unit: int = 1,
         refuses_single_rows: bool = False,
         varying: bool = False,
+        abilities: Abilities = NO_ABILITIES,
     ) -> OrchestrationSettings:
         """What the planning loop has to know.
 
@@ -206,6 +226,7 @@ class BoaOptions:
             refuses_single_rows: the model has layers (BatchNorm) that refuse one row; where the global batch permits it
                 no rank gets fewer than two.
             varying: steps may have any number of rows.
+            abilities: what may be planned beside shares.
 
         Raises:
             PlanError: bounds that no plan can satisfy.
@@ -218,10 +239,13 @@ class BoaOptions:
             world_size,
             global_batch_size,
             min_batch_size=self.min_batch_size,
-            max_batch_size=most,
+            max_batch_size=None if most == BY_MEMORY else most,
             granularity=granularity,
         )
-        lower = (max(1, lower[0]), *lower[1:])
+        if abilities.parks and self.min_batch_size == 1:
+            lower = (0,) * world_size
+        if not abilities.parks_first:
+            lower = (max(1, lower[0]), *lower[1:])
         if unit > 1:
             lower = tuple(max(unit, rows) for rows in lower)
         if refuses_single_rows and global_batch_size >= LEAST_ROWS * world_size:
@@ -238,6 +262,8 @@ class BoaOptions:
             warmup=self.warmup if self.warmup != 0 else "auto",
             rebalance=self.rebalance,
             varying=varying,
+            in_passes=abilities.in_passes,
+            parks=abilities.parks,
         )
 
 

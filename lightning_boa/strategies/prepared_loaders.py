@@ -19,6 +19,7 @@ from lightning_boa.data import (
     ShareBatchSampler,
     Source,
     can_be_planned,
+    cut,
     is_stream,
     length_of,
     makes_single_batches,
@@ -27,9 +28,10 @@ from lightning_boa.data import (
     stream_loader,
 )
 from lightning_boa.errors import UnsupportedError
-from lightning_boa.planning import apportion
+from lightning_boa.planning import BatchPlan, apportion
 from lightning_boa.profiling import check_same
 from lightning_boa.strategies import trainer_seam
+from lightning_boa.strategies.abilities import NO_ABILITIES
 from lightning_boa.strategies.batch_rows import RowCheck, rows_shown
 from lightning_boa.strategies.deliveries import Deliveries
 from lightning_boa.strategies.loaders import Sharing
@@ -56,6 +58,7 @@ class PreparedLoaders:
     Attributes:
         trained: what has arrived for training steps.
         evaluated: what has arrived for steps of validation and test.
+        abilities: what the module's steps permit.
     """
 
     def __init__(
@@ -85,6 +88,8 @@ class PreparedLoaders:
         self._evaluated_sources: list[Source | None] = []
         self._new_facts: dict[str, Any] = {}
         self._drawn_order: int | None = None
+        self._reads_again: Callable[[Sequence[Sequence[Any]]], list[Any]] | None = None
+        self.abilities = NO_ABILITIES
 
     @property
     def first_free_step(self) -> int:
@@ -169,6 +174,7 @@ class PreparedLoaders:
             first_step,
             refuses_single_rows=self._refuses_single_rows,
             weighs_rows=is_said(self._options.batch_weight, self._module),
+            abilities=self.abilities,
         )
 
     def take(self, batch: Any) -> Share:
@@ -183,9 +189,27 @@ class PreparedLoaders:
                 "Expected a training batch from a loader that boa has prepared, got one from elsewhere. Pass the"
                 ' loader to the trainer as it is, or train with strategy="ddp".'
             )
+        self.check(batch, share)
+        return share
+
+    def check(self, batch: Any, share: Share) -> None:
+        """Refuse a training batch that shows other rows than its share.
+
+        Raises:
+            UnsupportedError: it shows other rows.
+        """
         if self._training.is_single and not self.counts_itself:
             self._row_check(batch, share, self._rank)
-        return share
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether a rank's rows of a training step can be read as several batches."""
+        return self._training.is_divisible
+
+    def read_again(self, share: Share, passes: tuple[int, ...]) -> list[Any]:
+        """A batch for each pass of a share whose rows have been read before."""
+        assert self._reads_again is not None
+        return self._reads_again(cut(share.numbers, passes))
 
     def arrived(self, *, training: bool) -> Deliveries:
         """What has arrived for the step that runs: nothing of an evaluated stream, though others may be read ahead."""
@@ -227,6 +251,7 @@ class PreparedLoaders:
         self._collect_facts()
         self.trained.most_ahead = 2 if source.length is None else 1
         assert self._plans.batches_per_step is not None
+        by_memory = self._options.is_bound_by_memory
         twin, sampler = self._sharing.training(
             source,
             source.steps(rows, self._plans.batches_per_step),
@@ -235,7 +260,9 @@ class PreparedLoaders:
             self.trained.from_loader(number),
             begin=self._forget_what_was_read_ahead,
             starts_again=self._starts_again,
+            passes_of=partial(loaders.passes_of, self._rank) if by_memory else None,
         )
+        self._reads_again = getattr(twin, "read_again", None)
         sampler.set_epoch(self._trainer.current_epoch)
         self._samplers.append(sampler)
         return twin
@@ -315,8 +342,13 @@ class PreparedLoaders:
 
     def _evaluation_rows(self, source: Source, step: int, step_rows: int) -> Sequence[int]:
         plan = self._plans.latest
-        shares = (1,) * self._world_size if plan is None else plan.batch_sizes
+        if plan is None:
+            plan = BatchPlan((1,) * self._world_size)
+        shares, at_once = plan.batch_sizes, plan.rows_per_pass or (None,) * self._world_size
         if not source.has_usual_size:
             return apportion(shares, step_rows)
-        most = [max(source.batch_size, rows) for rows in shares]
+        most = [
+            max(source.batch_size, rows) if fitting is None else fitting
+            for rows, fitting in zip(shares, at_once, strict=True)
+        ]
         return apportion(shares, step_rows, upper=most if sum(most) >= step_rows else None)

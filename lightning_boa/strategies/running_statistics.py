@@ -88,6 +88,13 @@ class RunningStatistics:
         self._work = dist.all_reduce(self._sent, async_op=True)
 
     @torch.no_grad()
+    def begin_without_forward(self) -> None:
+        """The same where this rank has not run the layers; their counts go on as if it had."""
+        for layer in self._layers:
+            layer.count_as_before()
+        self.begin(0)
+
+    @torch.no_grad()
     def finish(self) -> None:
         """Wait for what `begin` has started, if anything, and give the layers the mean over all rows."""
         if self._work is None:
@@ -112,10 +119,18 @@ class _Layer:
         self.norm = norm
         self.places = places
         self._version = self._counted()
+        self._calls = 1
+
+    def count_as_before(self) -> None:
+        """Count as many calls as the layer had in the last step in which it has run."""
+        if self.norm.training and self.norm.num_batches_tracked is not None:
+            for _ in range(self._calls):
+                self.norm.num_batches_tracked.add_(1)
 
     def has_run(self) -> bool:
         """Whether its statistics may have changed since the last call; it may be in evaluation mode again."""
         before, self._version = self._version, self._counted()
+        self._calls = self._version - before or self._calls
         return self.norm.training or self._version != before
 
     def _counted(self) -> int:

@@ -17,6 +17,7 @@ from lightning_boa.planning import (
     Schedule,
     equal_split,
 )
+from lightning_boa.strategies.abilities import NO_ABILITIES, Abilities
 from lightning_boa.strategies.options import BoaOptions
 from lightning_boa.strategies.restart import Restart
 from lightning_boa.strategies.saved_profile import SavedProfile
@@ -51,6 +52,7 @@ class StepPlans:
         self._made_for: Mapping[str, Any] = {}
         self._settings: OrchestrationSettings | None = None
         self._has_begun = False
+        self._runs_all = False
 
     @property
     def schedule(self) -> Schedule | None:
@@ -69,10 +71,34 @@ class StepPlans:
         least = lower if self.latest is None else self.latest.batch_sizes
         return 0 in least or (self.fixed is None and 0 in lower)
 
+    @property
+    def parks(self) -> bool:
+        """Whether a rank without rows does not run the model."""
+        return self._settings is not None and self._settings.parks
+
+    def parked_in(self, step: int, step_rows: int) -> tuple[int, ...]:
+        """The ranks that do not run the model in a step of so many rows."""
+        if not self.parks:
+            return ()
+        assert self.schedule is not None
+        split = self.split(self.schedule.plan_at(step), step_rows)
+        return tuple(rank for rank, rows in enumerate(split) if not rows)
+
+    def run_all(self) -> None:
+        """No rank is parked from here on."""
+        if not self.parks:
+            return
+        assert self._settings is not None
+        self._runs_all = True
+        self._settings = _without_parking(self._settings)
+        if self.orchestration is not None:
+            settings = _without_parking(self.orchestration.settings)
+            self.orchestration = replace(self.orchestration, settings=settings)
+
     def begin_fit(self) -> None:
         """A training begins: nothing of an earlier checkpoint holds, nor the rows of earlier loaders."""
         self._restart = None
-        self._has_begun = False
+        self._has_begun = self._runs_all = False
         self._resumed_batch_sizes = {}
         self.rows_of_loaders = ()
         self.batches_per_step = None
@@ -211,6 +237,7 @@ class StepPlans:
         unit: int = 1,
         refuses_single_rows: bool = False,
         varying: bool = False,
+        abilities: Abilities = NO_ABILITIES,
     ) -> None:
         """Fix the plan that the options give, or begin anew with a plan made for other rows or bounds.
 
@@ -224,7 +251,10 @@ class StepPlans:
             unit=unit,
             refuses_single_rows=refuses_single_rows,
             varying=varying,
+            abilities=abilities,
         )
+        if self._runs_all:
+            self._settings = _without_parking(self._settings)
         plan = self._plan_of_options(ranks, global_batch_size, unit)
         if is_switched_off():
             self.keep(BatchPlan(self._settings.equal_batch_sizes), f"{SWITCH}=off, so equal shares")
@@ -296,6 +326,12 @@ class StepPlans:
     def split(self, plan: BatchPlan, step_rows: int) -> tuple[int, ...]:
         """Rows of each rank in a step of `step_rows` under `plan`."""
         return plan.rows_of(step_rows, self.options.least_rows)
+
+
+def _without_parking(settings: OrchestrationSettings) -> OrchestrationSettings:
+    if not settings.parks:
+        return settings
+    return replace(settings, parks=False, lower=tuple(max(1, least) for least in settings.lower))
 
 
 def is_switched_off() -> bool:

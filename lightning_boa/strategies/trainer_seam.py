@@ -17,10 +17,13 @@
     The position in the epoch and in the whole training, as Lightning itself restores it.
 `_evaluation_loop`, and its `batch_progress`
     Which of the four loops evaluates, and which of its steps runs.
+`LightningModule._on_before_batch_transfer`
+    Batches of later passes take the way to the device that the loop's own batches take.
 `_combined_loader` of a loop and its `_mode`
     How several loaders are combined.
 `LightningModule._current_fx_name`
-    What is logged in a hook at the end of a batch is reduced outside of the strategy's steps.
+    What is logged in a hook at the end of a batch is reduced outside of the strategy's steps. Later passes log as the
+    training step does.
 `overrides.distributed._IndexBatchSamplerWrapper`
     Prediction writers find the indices of a batch in it.
 `_signal_connector`, `fit_loop.epoch_loop._broadcast_sigterm_tensor`
@@ -30,10 +33,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -204,15 +208,135 @@ def log_rows(trainer: Any, rows: int, *, training: bool) -> None:
         results.batch_size = rows or NEXT_TO_NOTHING
 
 
+def to_device(trainer: Any, batch: Any) -> Any:
+    """A batch as the loader gives it, as the training step gets it."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def backward_begins_with(trainer: Any, output: Any) -> torch.Tensor:
+    """The loss in what a training step has returned, as Lightning divides it in a window of several batches."""
+    loss = output["loss"] if isinstance(output, Mapping) else output
+    divided: torch.Tensor = loss / trainer.accumulate_grad_batches
+    return divided
+
+
+@contextmanager
+def inside_training_step(module: Any) -> Iterator[None]:
+    """`self.log` takes what runs here for the training step."""
+    before, module._current_fx_name = module._current_fx_name, "training_step"
+    try:
+        yield
+    finally:
+        module._current_fx_name = before
+
+
+def values_of_step(trainer: Any) -> dict[str, tuple[torch.Tensor, str]]:
+    """What this rank has logged for itself alone as values of steps, by name, and how several of one become one."""
+    return {
+        key: (metric._forward_cache, metric.meta.reduce_fx.__name__)
+        for key, metric in trainer._results.items()
+        if metric.is_tensor
+        and metric.meta.on_step
+        and not metric.meta.sync.should
+        and not metric.meta.is_custom_reduction
+    }
+
+
+def write_values_of_step(trainer: Any, values: Mapping[str, torch.Tensor]) -> None:
+    """Put other values in place of some of those."""
+    for key, value in values.items():
+        metric = trainer._results[key]
+        metric._forward_cache = value
+        if not metric.meta.on_epoch:
+            metric.value = value
+
+
+class Logged(NamedTuple):
+    """A value that a training step has logged, and what was said of it."""
+
+    key: str
+    arguments: dict[str, Any]
+    reduction: str
+    step_value: torch.Tensor | None
+
+
+def logged_values(trainer: Any) -> list[Logged]:
+    """What this rank has logged since the epoch began, for all ranks."""
+    return [
+        Logged(
+            key,
+            {
+                **{name: getattr(metric.meta, name) for name in _SAID},
+                "sync_dist": bool(metric.meta.sync.should),
+            },
+            "metric" if not metric.is_tensor else metric.meta.reduce_fx.__name__,
+            metric._forward_cache.detach().cpu()
+            if metric.is_tensor and metric.meta.on_step
+            else None,
+        )
+        for key, metric in trainer.fit_loop.epoch_loop._results.items()
+        if not metric.has_reset and not metric.meta.sync.rank_zero_only
+    ]
+
+
+_SAID = (
+    "fx",
+    "name",
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "add_dataloader_idx",
+    "metric_attribute",
+)
+
+
+def log_if_missing(trainer: Any, logged: Logged) -> None:
+    """Log, on a rank that has not, what counts for nothing in what all ranks reduce."""
+    results = trainer.fit_loop.epoch_loop._results
+    if logged.key in results and not results[logged.key].has_reset:
+        return
+    is_synced = logged.arguments["sync_dist"]
+    if logged.reduction == "metric":
+        modules = dict(trainer.lightning_module.named_modules())
+        value = modules[logged.arguments["metric_attribute"]]
+        reduction = torch.mean
+    else:
+        value = torch.zeros((), device=trainer.strategy.root_device)
+        if is_synced and logged.reduction in ("min", "max"):
+            value.fill_(float("inf") if logged.reduction == "min" else -float("inf"))
+        reduction = getattr(torch, logged.reduction)
+    results.log(
+        **logged.arguments,
+        value=value,
+        reduce_fx=reduction,
+        sync_dist_fn=trainer.strategy.reduce,
+        batch_size=0 if is_synced else NEXT_TO_NOTHING,
+    )
+
+
+def log_for(trainer: Any, logged: Logged) -> None:
+    """Let the value of this step be the one that another rank has logged."""
+    if logged.step_value is None:
+        return
+    log_if_missing(trainer, logged)
+    metric = trainer.fit_loop.epoch_loop._results[logged.key]
+    metric._forward_cache = logged.step_value.to(trainer.strategy.root_device)
+    if not metric.meta.on_epoch:
+        metric.value = metric._forward_cache
+
+
 def is_batch_end(module: Any) -> bool:
     """Whether a hook at the end of a batch runs, in which `self.log` still speaks of the rows of that batch."""
     return str(module._current_fx_name).endswith("_batch_end")
 
 
-def remember_logged(trainer: Any) -> Callable[[], None]:
+def remember_logged(trainer: Any, *, keeps_first_means: bool = True) -> Callable[[], None]:
     """Copy what has been logged; the returned function puts it back, with what is new counting for nothing.
 
-    The first mean that this rank logs for itself alone stays, weighing next to nothing.
+    The first mean that this rank logs for itself alone stays, weighing next to nothing, unless it must not.
     """
     results = trainer._results
     before = {key: _logged_state(metric) for key, metric in results.items()}
@@ -222,7 +346,7 @@ def remember_logged(trainer: Any) -> Callable[[], None]:
             if not metric.is_tensor:
                 continue
             earlier = before.get(key, metric._defaults)
-            if not _is_first_own_mean(metric, earlier):
+            if not (keeps_first_means and _is_first_own_mean(metric, earlier)):
                 for name in metric._defaults:
                     setattr(metric, name, earlier[name].to(getattr(metric, name)))
             if key in before and not metric.meta.sync.should:

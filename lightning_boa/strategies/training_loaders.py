@@ -10,6 +10,7 @@ from typing import Any
 from lightning_boa.data import BatchSource, RowSource, Source
 from lightning_boa.errors import LoaderError, OptionError
 from lightning_boa.planning import BatchPlan
+from lightning_boa.strategies.abilities import NO_ABILITIES, Abilities
 from lightning_boa.strategies.step_plans import StepPlans
 
 OWN_BATCHES = "each rank trains on the batches of its own loader, weighted by their rows"
@@ -66,6 +67,11 @@ class TrainingLoaders:
     def is_single(self) -> bool:
         """Whether each step has one batch."""
         return len(self._parts) == 1
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether a rank's rows of a step can be read as several batches."""
+        return self.is_single and not self.is_stream
 
     @property
     def is_stream(self) -> bool:
@@ -146,11 +152,19 @@ class TrainingLoaders:
         self._plans.rows_of_loaders = tuple(part.rows for part in self._parts)
         return number
 
-    def close(self, first_step: int, *, refuses_single_rows: bool, weighs_rows: bool) -> None:
+    def close(
+        self,
+        first_step: int,
+        *,
+        refuses_single_rows: bool,
+        weighs_rows: bool,
+        abilities: Abilities,
+    ) -> None:
         """All loaders are set up: settle the rows of a step.
 
         Args:
             refuses_single_rows: the model has layers that refuse a single row.
+            abilities: what the module's steps permit.
             weighs_rows: the user has said what the loss is a mean over; else it may be a sum of the loaders' means, for
                 which every rank must have the same part of each loader in every step.
 
@@ -177,6 +191,7 @@ class TrainingLoaders:
             unit=self.unit,
             refuses_single_rows=refuses_single_rows,
             varying=isinstance(first.source, BatchSource),
+            abilities=abilities if self.is_divisible else NO_ABILITIES,
         )
         if self.is_stream and self._plans.permits_empty_ranks:
             raise OptionError(
@@ -202,6 +217,13 @@ class TrainingLoaders:
             return [each * (step_rows // sum(units)) for each in units]
         rows = [each * (part.rows // sum(units)) for each in units]
         return BatchPlan(tuple(rows)).rows_of(step_rows, least=1)
+
+    def passes_of(self, rank: int, step: int, rows: int) -> tuple[int, ...]:
+        """The passes in which a rank runs its rows of a step."""
+        schedule = self._plans.schedule
+        if self._is_open or schedule is None:
+            return (rows,)
+        return schedule.plan_at(step).passes_of(rank, rows)
 
     def last_rows(self) -> tuple[int, ...]:
         """Rows of the steps that are shorter than the others, as far as they are known."""

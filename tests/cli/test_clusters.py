@@ -33,6 +33,14 @@ def test_a_device_may_get_slower_on_the_way() -> None:
     assert emulation.step_seconds(1, 8, step=5) == 3 * emulation.step_seconds(0, 8, step=5)
 
 
+def test_a_device_may_be_behind_a_slow_link() -> None:
+    far = {**FAST, "bandwidth": 1e4}
+    (emulation,) = EmulatedDevices([FAST, far, FAST], latency=0.5).callbacks("auto")
+    assert isinstance(emulation, EmulatedCluster)
+    assert emulation.exchange_seconds([0, 2], 1000) == 2 * 0.5
+    assert emulation.exchange_seconds([0, 1], 1000) == 2 * (0.5 + 500 / 1e4)
+
+
 @pytest.mark.parametrize("requested", [0, -1, 4, [0, 1], "2", None])
 def test_other_numbers_of_devices_are_refused(requested: object) -> None:
     with pytest.raises(OptionError, match=r"^trainer\.devices: "):
@@ -47,6 +55,7 @@ def test_other_numbers_of_devices_are_refused(requested: object) -> None:
         {**FAST, "overhead": -1},
         {**FAST, "floor": "long"},
         {**FAST, "speed": 3},
+        {**FAST, "bandwidth": 0},
     ],
 )
 def test_a_device_that_cannot_be_is_refused(device: dict[str, object]) -> None:
@@ -63,6 +72,7 @@ def test_a_device_that_cannot_be_is_refused(device: dict[str, object]) -> None:
             {"devices": [FAST], "start_method": "thread"},
             "cluster.start_method: expected one of popen",
         ),
+        ({"devices": [FAST], "latency": -1}, "cluster.latency: expected a number of at least 0"),
     ],
 )
 def test_other_mistakes_are_named(arguments: dict[str, object], message: str) -> None:

@@ -40,6 +40,16 @@ def test_a_short_run_reports_plan_gain_and_accuracy(
         assert words in printed
 
 
+def test_a_slow_link_is_reported_in_one_line(
+    boa_train: BoaTrain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = boa_train("cluster=slow_link", "trainer.max_epochs=2", "data.batch_size=8")
+    printed = [line for line in capsys.readouterr().out.splitlines() if "Network: " in line]
+    assert printed == [f"Network: {report['plan']['network']}."]
+    assert printed[0].startswith("Network: the network limits: communication takes ")
+    assert "without 1 of the 4 ranks (2)" in printed[0]
+
+
 def test_ddp_runs_with_the_same_settings(
     boa_train: BoaTrain, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,7 +82,10 @@ class Run:
         )
         ranks = len(times["seconds_per_sample"])
         self.progress = SimpleNamespace(total_batch_idx=-1)
-        self.trainer = SimpleNamespace(world_size=ranks, global_rank=rank, fit_loop=self.progress)
+        self.strategy = SimpleNamespace(model=module)
+        self.trainer = SimpleNamespace(
+            world_size=ranks, global_rank=rank, fit_loop=self.progress, strategy=self.strategy
+        )
         self.cluster.setup(self.trainer, module, "fit")
         self.cluster.on_train_start(self.trainer, module)
 
@@ -93,11 +96,26 @@ class Run:
         self.progress.total_batch_idx += 1
         self.cluster.on_train_batch_start(self.trainer, self.module, batch, 0)
         for _ in range(backwards):
-            loss = self.module(batch)
-            self.cluster.on_before_backward(self.trainer, self.module, loss)
-            loss.backward()
-            self.cluster.on_after_backward(self.trainer, self.module)
+            self._pass(batch)
         return self.machine.now - begin
+
+    def step_in_passes(self, *passes: int) -> float:
+        """Seconds that a training step lasts whose rows run in several passes."""
+        begin = self.machine.now
+        batches = [torch.ones(rows, 1) for rows in passes]
+        self.progress.total_batch_idx += 1
+        self.cluster.on_train_batch_start(self.trainer, self.module, batches[0], 0)
+        for number, (rows, batch) in enumerate(zip(passes, batches, strict=True), 1):
+            self.strategy.rows_of_pass = rows
+            self.strategy.has_more_passes = number < len(passes)
+            self._pass(batch)
+        return self.machine.now - begin
+
+    def _pass(self, batch: Tensor) -> None:
+        loss = self.module(batch)
+        self.cluster.on_before_backward(self.trainer, self.module, loss)
+        loss.backward()
+        self.cluster.on_after_backward(self.trainer, self.module)
 
 
 @pytest.fixture
@@ -128,6 +146,20 @@ def test_a_step_lasts_its_floor_or_overhead_and_rows(
     assert run.cluster.step_seconds(rank, rows) == expected
     assert run.step(rows) == last_digits(expected)
     assert run.step(rows) == last_digits(expected)
+
+
+def test_each_pass_lasts_as_a_step_of_its_rows(machine: Machine) -> None:
+    run = Run(machine, Chain(), seconds_per_sample=[0.5], overhead=3.0, floor=4.5)
+
+    assert run.step_in_passes(8, 7, 2) == last_digits(7.0 + 6.5 + 4.5)
+    assert run.step_in_passes(4, 4) == last_digits(10.0)
+
+
+def test_a_parked_rank_takes_no_time(machine: Machine) -> None:
+    run = Run(machine, Chain(), seconds_per_sample=[0.5], overhead=3.0, floor=4.5)
+    run.strategy.rows_of_pass = 0
+
+    assert run.step() == 0.0
 
 
 def test_a_number_holds_for_every_rank(machine: Machine) -> None:
@@ -252,6 +284,58 @@ def test_a_step_with_two_backwards_lasts_as_long_as_one(machine: Machine) -> Non
     assert run.step(6, backwards=2) == last_digits(6.0)
 
 
+RING = {"seconds_per_sample": [1.0, 1.0, 1.0], "bandwidth": [8.0, 2.0, 16.0], "latency": 0.25}
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_reduction_takes_all_ranks_as_long_as_the_ring_with_its_slowest_link(
+    machine: Machine, rank: int
+) -> None:
+    run = Run(machine, Chain(factors=3), rank=rank, **RING)
+    assert run.cluster.exchange_seconds([0, 2], 100) == 2 * 1 * (0.25 + 100 / 2 / 8)
+    assert run.cluster.exchange_seconds([1], 100) == 0.0
+    exchange = 2 * 2 * (0.25 + 12 / 3 / 2)
+    assert run.cluster.exchange_seconds(range(3), 12) == exchange
+    assert run.step(6) == last_digits(6.0 + exchange)
+    assert machine.sleeps[-1] == exchange
+
+
+def test_the_exchange_comes_after_the_backward(machine: Machine) -> None:
+    run = Run(machine, Chain(factors=2), **RING)
+    batch = torch.ones(12, 1)
+    run.cluster.on_train_batch_start(run.trainer, run.module, batch, 0)
+    began = machine.now
+    loss = run.module(batch)
+    run.cluster.on_before_backward(run.trainer, run.module, loss)
+    loss.backward()
+    assert machine.now - began == last_digits(12.0)
+
+
+def test_nothing_is_exchanged_inside_an_accumulation_window(machine: Machine) -> None:
+    run = Run(machine, Chain(factors=3), **RING)
+    run.strategy.model = SimpleNamespace(require_forward_param_sync=False)
+    assert run.step(6) == last_digits(6.0)
+
+
+def test_frozen_parameters_are_not_exchanged(machine: Machine) -> None:
+    module = Chain(factors=3)
+    module.factors[0].requires_grad_(False)
+    run = Run(machine, module, **RING)
+    assert run.step(6) == last_digits(6.0 + 2 * 2 * (0.25 + 8 / 3 / 2))
+
+
+def test_a_single_device_exchanges_nothing(machine: Machine) -> None:
+    run = Run(machine, Chain(), seconds_per_sample=[1.0], bandwidth=2.0, latency=1.0)
+    assert run.step(6) == last_digits(6.0)
+
+
+def test_an_exchange_that_is_asked_for_passes_its_time(machine: Machine) -> None:
+    run = Run(machine, Chain(), **RING)
+    before = machine.now
+    run.cluster.exchange((0, 2), 100)
+    assert machine.now - before == last_digits(13.0)
+
+
 def test_evaluation_costs_nothing(machine: Machine) -> None:
     run = Run(machine, Chain(), seconds_per_sample=[1.0])
     run.step(12)
@@ -344,6 +428,11 @@ def test_gradients_are_not_changed(machine: Machine) -> None:
         ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: {5: 0.0}}}),
         ("throttle", {"seconds_per_sample": [1.0], "throttle": {0: {5: float("nan")}}}),
         ("names", {"seconds_per_sample": [1.0], "names": ["fast", "slow"]}),
+        ("bandwidth", {"seconds_per_sample": [1.0], "bandwidth": 0.0}),
+        ("bandwidth", {"seconds_per_sample": [1.0], "bandwidth": [5.0, 5.0]}),
+        ("bandwidth", {"seconds_per_sample": [1.0, 1.0], "bandwidth": [5.0, float("nan")]}),
+        ("latency", {"seconds_per_sample": [1.0], "latency": -1.0}),
+        ("latency", {"seconds_per_sample": [1.0], "latency": float("inf")}),
     ],
 )
 def test_a_bad_option_is_named(name: str, options: dict[str, Any]) -> None:

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 from lightning_boa.planning import (
+    InPasses,
     Orchestration,
     OrchestrationSettings,
     StepRecord,
     TimeModel,
     allocate,
+    pass_sizes,
 )
+
+PARKED = 1e-9
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +30,10 @@ def cluster() -> type[SimulatedCluster]:
 class SimulatedCluster:
     """Plays the trainer: runs the steps of a schedule and hands the records to the loop.
 
-    ``devices`` are the true times; ``read_ahead`` the steps each rank's sampler is ahead within the epoch.
+    ``devices`` are the true times of a pass; ``memory`` the most rows that each device holds at once: a pass that does
+    not fit is divided anew until it does. ``row_caps`` are what is known of it, or a function that tells it from the
+    largest pass that each rank has run and whether its memory was too small once. ``read_ahead`` are the steps each
+    rank's sampler is ahead within the epoch.
 
     ``noise`` is the relative standard deviation of a time, ``outliers`` maps (step, rank) to a factor.
     The last of an epoch's steps has ``short_last`` rows where that is not 0.
@@ -40,7 +47,8 @@ class SimulatedCluster:
     noise: float = 0.0
     seed: int = 0
     outliers: dict[tuple[int, int], float] = field(default_factory=dict)
-    row_caps: Sequence[int] | None = None
+    memory: Sequence[int] | None = None
+    row_caps: Sequence[int] | Callable[[list[int], list[bool]], Sequence[int]] | None = None
     after_exchange: Callable[[Orchestration], Orchestration] = lambda state: state
 
     def settings(self, **options: object) -> OrchestrationSettings:
@@ -58,6 +66,8 @@ class SimulatedCluster:
         """Run until nothing more is to be exchanged, from step 0 on in ``state`` or a warm-up."""
         state = state or Orchestration.begin(settings, 0)
         random = np.random.default_rng(self.seed)
+        self._largest_pass = [0] * len(self.devices)
+        self._was_too_small = [False] * len(self.devices)
         pending: list[StepRecord] = []
         for step in range(most_steps):
             pending += self._records(state, step, random)
@@ -69,7 +79,7 @@ class SimulatedCluster:
                 state.observe(
                     pending,
                     first_free_step=self._first_free_step(step),
-                    row_caps=self.row_caps,
+                    row_caps=self.known_caps(),
                     closing=epoch_ends,
                 )
             )
@@ -80,15 +90,27 @@ class SimulatedCluster:
             f"still in {state.phase}, round {state.round}, after {most_steps} steps"
         )
 
+    def known_caps(self) -> Sequence[int] | None:
+        if callable(self.row_caps):
+            return self.row_caps(self._largest_pass, self._was_too_small)
+        return self.row_caps
+
+    @property
+    def shares(self) -> Sequence[TimeModel]:
+        """The true times of whole shares of at least one row."""
+        if self.memory is None:
+            return self.devices
+        return [InPasses(*each) for each in zip(self.devices, self.memory, strict=True)]
+
     def true_step(self, batch_sizes: Sequence[int]) -> float:
         return max(
             float(device.seconds(size))
-            for device, size in zip(self.devices, batch_sizes, strict=True)
+            for device, size in zip(self.shares, batch_sizes, strict=True)
         )
 
     def optimum(self, settings: OrchestrationSettings) -> float:
         split = allocate(
-            self.devices,
+            self.shares,
             self.batch,
             lower=settings.lower,
             upper=settings.upper,
@@ -106,12 +128,15 @@ class SimulatedCluster:
     ) -> list[StepRecord]:
         last = (step + 1) % self.steps_per_epoch == 0
         step_rows = self.short_last if last and self.short_last else self.batch
-        rows = state.schedule.plan_at(step).rows_of(step_rows)
+        plan = state.schedule.plan_at(step)
+        rows = plan.rows_of(step_rows)
+        passes = [self._run(rank, plan.passes_of(rank, size)) for rank, size in enumerate(rows)]
         seconds = [
-            float(device.seconds(max(size, 1)))
+            (PARKED if state.settings.parks and sizes == (0,) else 1.0)
+            * sum(float(device.seconds(max(size, 1))) for size in sizes)
             * max(0.1, 1 + self.noise * random.standard_normal())
             * self.outliers.get((step, rank), 1.0)
-            for rank, (device, size) in enumerate(zip(self.devices, rows, strict=True))
+            for rank, (device, sizes) in enumerate(zip(self.devices, passes, strict=True))
         ]
         if step < 2:
             seconds = [3 * time for time in seconds]
@@ -127,6 +152,15 @@ class SimulatedCluster:
                 communication=slowest - time + 0.01,
                 optimizer=0.002,
                 period=slowest + 0.013,
+                passes=len(passes[rank]),
             )
             for rank, (size, time) in enumerate(zip(rows, seconds, strict=True))
         ]
+
+    def _run(self, rank: int, sizes: Sequence[int]) -> Sequence[int]:
+        """The passes that the step really took."""
+        if self.memory is not None and sizes[0] > self.memory[rank]:
+            sizes = pass_sizes(sum(sizes), self.memory[rank])
+            self._was_too_small[rank] = True
+        self._largest_pass[rank] = max(self._largest_pass[rank], sizes[0])
+        return sizes

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from lightning_boa.errors import MeasurementError, OptionError
-from lightning_boa.planning import MeasuredAllReduce, RingAllReduce
+from lightning_boa.planning import (
+    Communication,
+    LinkedAllReduce,
+    MeasuredAllReduce,
+    RingAllReduce,
+)
 
 
 def test_a_ring_sends_each_part_around_twice():
@@ -65,3 +70,19 @@ def test_more_workers_than_were_measured_are_refused():
 def test_impossible_measurements_are_refused(seconds):
     with pytest.raises(MeasurementError, match="MeasuredAllReduce"):
         MeasuredAllReduce(seconds)
+
+
+def test_a_faster_slowest_link_shortens_what_was_measured():
+    among = MeasuredAllReduce({2: 0.4, 4: 0.6})
+    linked = LinkedAllReduce((1.0, 8.0, 2.0, 8.0), among)
+    assert isinstance(linked, Communication)
+    assert linked.links(4).tolist() == [1.0, 8.0, 2.0, 8.0]
+    assert linked.seconds([1, 2, 4], 2.0).tolist() == [0.0, 0.2, 0.3]
+    with pytest.raises(OptionError, match=r"speeds: .* each of 3 workers, got 4"):
+        linked.links(3)
+
+
+@pytest.mark.parametrize("speeds", [(), (1.0, 0.0), (1.0, math.inf), (math.nan,)])
+def test_impossible_speeds_are_refused(speeds):
+    with pytest.raises(MeasurementError, match="LinkedAllReduce"):
+        LinkedAllReduce(speeds, MeasuredAllReduce({2: 0.1}))

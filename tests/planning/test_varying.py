@@ -40,7 +40,7 @@ def play(
             pending.append(StepRecord(step, rank, rows, step_rows, seconds, 0.0, 0.0, 0.0, seconds))
         slowest = max(record.compute for record in pending[-ranks:])
         pending[-ranks:] = [
-            StepRecord(*record.to_list()[:-1], slowest) for record in pending[-ranks:]
+            StepRecord(*record.to_list()[:-2], slowest) for record in pending[-ranks:]
         ]
         if step == state.exchange_after:
             state, pending = state.observe(pending, first_free_step=step + 3), []

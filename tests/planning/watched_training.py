@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from lightning_boa.callbacks.step_watch import StepWatch
 from lightning_boa.planning import (
     BLOCK_STEPS,
+    InPasses,
     Orchestration,
     OrchestrationSettings,
+    Parkable,
     Rebalancing,
     StepRecord,
     TimeModel,
@@ -20,6 +22,8 @@ from lightning_boa.planning import (
 )
 from lightning_boa.planning.time_models import scaled
 from lightning_boa.profiling import BlockFigures
+
+PARKED = 1e-9
 
 
 class GatheredFigures:
@@ -72,7 +76,8 @@ class WatchedTraining:
     ``slower`` gives a device's factor at (step, rank), ``common`` that of a step on all ranks. ``noise`` is the
     standard deviation of a measured time as a share of it; ``outliers`` maps (step, rank) to a factor of what is
     measured. ``first_block`` are steps by which the first block begins later, ``beside`` a step's seconds beside the
-    slowest rank's computation, ``loader_waits`` each rank's seconds of waiting for its batch.
+    slowest rank's computation, ``loader_waits`` each rank's seconds of waiting for its batch. ``memory`` are the most
+    rows that each device holds at once.
     """
 
     devices: Sequence[TimeModel]
@@ -88,6 +93,7 @@ class WatchedTraining:
     loader_waits: Sequence[float] = ()
     steps_per_epoch: int = 1_000_000
     row_caps: Sequence[int] | None = None
+    memory: Sequence[int] | None = None
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,6 +116,18 @@ class WatchedTraining:
         return self.states[0]
 
     @property
+    def _passes_of_devices(self) -> Sequence[TimeModel]:
+        """The true times of a pass."""
+        return [Parkable(each) for each in self.devices] if self.settings.parks else self.devices
+
+    @property
+    def shares(self) -> Sequence[TimeModel]:
+        """The true times of whole shares."""
+        if self.memory is None:
+            return self._passes_of_devices
+        return [InPasses(*each) for each in zip(self._passes_of_devices, self.memory, strict=True)]
+
+    @property
     def changes(self) -> tuple[Rebalancing, ...]:
         return self.state.rebalancings
 
@@ -120,8 +138,15 @@ class WatchedTraining:
     def run(self, until: int) -> WatchedTraining:
         """Go on up to the step ``until``."""
         for step in range(len(self.seconds), until):
-            split = self.state.schedule.plan_at(step).batch_sizes
-            seconds = self._factors(step) * _times(self.devices, split)
+            plan = self.state.schedule.plan_at(step)
+            split = plan.batch_sizes
+            passes = [plan.passes_of(rank, rows) for rank, rows in enumerate(split)]
+            self._passes = [len(sizes) for sizes in passes]
+            each = [
+                sum(map(float, device.seconds(sizes)))
+                for device, sizes in zip(self._passes_of_devices, passes, strict=True)
+            ]
+            seconds = self._factors(step) * np.asarray(each)
             self.seconds.append(float(seconds.max()))
             if self.state.exchange_after is not None:
                 self._warm_up(step, self._records(step, split, seconds))
@@ -133,13 +158,13 @@ class WatchedTraining:
     def optimum(self, step: int) -> float:
         """Seconds of the fastest step that the bounds allow with the devices' speeds at ``step``."""
         factors = self._factors(step).tolist()
-        devices = [scaled(each, factor) for each, factor in zip(self.devices, factors, strict=True)]
+        devices = [scaled(each, factor) for each, factor in zip(self.shares, factors, strict=True)]
         return float(_times(devices, self.best_split(factors)).max())
 
     def best_split(self, factors: Sequence[float]) -> tuple[int, ...]:
         """The fastest split where each device takes so many times as long."""
         split: NDArray[np.int64] = allocate(
-            [scaled(each, factor) for each, factor in zip(self.devices, factors, strict=True)],
+            [scaled(each, factor) for each, factor in zip(self.shares, factors, strict=True)],
             self.batch,
             lower=self.settings.lower,
             upper=self.settings.upper,
@@ -161,7 +186,7 @@ class WatchedTraining:
             for slowness in slownesses
         }
         return min(
-            float((factors * _times(self.devices, split)).max(axis=1).sum()) for split in splits
+            float((factors * _times(self.shares, split)).max(axis=1).sum()) for split in splits
         )
 
     def _factors(self, step: int) -> NDArray[np.float64]:
@@ -178,7 +203,18 @@ class WatchedTraining:
         slowest = max(computed)
         period = slowest + max(waits) + self.beside
         return [
-            StepRecord(step, rank, rows, self.batch, time, wait, slowest - time, 0.0, period)
+            StepRecord(
+                step,
+                rank,
+                rows,
+                self.batch,
+                max(time, PARKED),
+                wait,
+                slowest - time,
+                0.0,
+                period,
+                self._passes[rank],
+            )
             for rank, (rows, time, wait) in enumerate(zip(split, computed, waits, strict=True))
         ]
 

@@ -31,6 +31,7 @@ def record(rank: int, step: int) -> StepRecord:
         communication=0.0,
         optimizer=1e-9,
         period=2.0 + step / 7,
+        passes=rank + 1,
     )
 
 
@@ -57,7 +58,8 @@ def test_whole_numbers_come_back_whole(three: ThreadedRanks) -> None:
 
     assert first.first_free_step == 2**40 + 1
     for each in first.records:
-        kinds = {type(value) for value in (each.step, each.rows, each.step_rows, each.rank)}
+        whole = each.step, each.rows, each.step_rows, each.rank, each.passes
+        kinds = {type(value) for value in whole}
         assert kinds == {int}
 
 

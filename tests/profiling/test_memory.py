@@ -180,3 +180,62 @@ def test_only_devices_with_a_memory_of_their_own_are_profiled(
     assert resets == [device]
     assert profile.row_cap() == (900 - 100) // 20
     assert memory_profile_of(torch.device("cpu")) is None
+
+
+def test_nothing_is_proven_before_a_failure() -> None:
+    gauge = Gauge(resident=100, fixed=0, per_row=10, all_bytes=2000)
+    profile = MemoryProfile(gauge)
+
+    assert profile.proven_cap is None
+    run(profile, gauge, 10, 20)
+    assert profile.proven_cap is None
+    assert profile.row_cap() == 170
+
+
+@given(failed=st.lists(sizes, min_size=1, max_size=4))
+def test_what_failed_before_anything_ran_is_the_only_bound(failed: list[int]) -> None:
+    profile = MemoryProfile(Gauge(resident=0, fixed=0, per_row=1, all_bytes=2**40))
+    for rows in failed:
+        profile.note_failure(rows)
+
+    assert profile.row_cap() is None
+    assert profile.proven_cap == max(min(failed) - 1, 1)
+
+
+@given(
+    ran=st.lists(sizes, min_size=1, max_size=4),
+    failed=st.lists(sizes, min_size=1, max_size=4),
+    all_bytes=st.integers(0, 2**30),
+)
+def test_a_cap_is_below_what_failed_and_as_predicted_otherwise(
+    ran: list[int], failed: list[int], all_bytes: int
+) -> None:
+    gauge = Gauge(resident=100, fixed=50, per_row=10, all_bytes=all_bytes)
+    profile = MemoryProfile(gauge)
+    run(profile, gauge, *ran)
+    predicted = profile.row_cap()
+    for rows in failed:
+        profile.note_failure(rows)
+
+    cap = profile.row_cap()
+    assert predicted is not None
+    assert cap == max(min(predicted, min(failed) - 1), 1) == profile.proven_cap
+
+
+def test_a_failure_begins_the_measurement_anew() -> None:
+    gauge = Gauge(resident=100, fixed=0, per_row=10, all_bytes=1000)
+    profile = MemoryProfile(gauge)
+    profile.begin_step()
+    gauge.resident, gauge.rows = 200, 20
+    profile.note_failure(40)
+    profile.end_step(20)
+
+    assert gauge.begun == 2
+    assert most_rows([20], [200], [400], available=1000) == 70
+    assert profile.row_cap() == profile.proven_cap == 39
+    profile.note_failure(60)
+    assert profile.row_cap() == 39
+    profile.note_failure(30)
+    assert profile.row_cap() == 29
+    gauge.all_bytes = 100
+    assert profile.row_cap() == 20

@@ -280,3 +280,60 @@ def test_an_activity_that_goes_on_costs_no_further_event(
         device_clock.enter_compute()
 
     assert len(stream.events) == 1
+
+
+def test_a_step_counts_its_passes_and_the_next_one_anew(clock: StepClock, ticker: Any) -> None:
+    clock.count_passes(7)
+    clock.begin(0, rows=3, step_rows=8, loader_wait=0.0)
+    clock.count_passes(2)
+    clock.enter_compute()
+    ticker.passes(1.0)
+    clock.count_passes(3)
+    clock.end()
+    clock.count_passes(9)
+    run_step(clock, ticker, step=1)
+
+    assert [record.passes for record in clock.records()] == [3, 1]
+
+
+def test_the_seconds_of_all_passes_add_up(clock: StepClock, ticker: Any) -> None:
+    clock.begin(0, rows=3, step_rows=8, loader_wait=0.0)
+    for _ in range(3):
+        clock.enter_compute()
+        ticker.passes(1.0)
+        clock.switch("compute")
+        ticker.passes(2.0)
+    clock.count_passes(3)
+    clock.end()
+
+    (record,) = clock.records()
+    assert (record.compute, record.period, record.passes) == (9.0, 9.0, 3)
+
+
+def test_a_step_that_is_left_out_gives_no_record_and_the_next_period_begins_anew(
+    clock: StepClock, ticker: Any
+) -> None:
+    run_step(clock, ticker, step=0)
+    clock.begin(1, rows=3, step_rows=8, loader_wait=0.0)
+    clock.enter_compute()
+    ticker.passes(100.0)
+    clock.leave_out()
+    clock.count_passes(2)
+    with clock.communicating():
+        ticker.passes(100.0)
+    clock.enter_compute()
+    clock.switch("optimizer")
+    ticker.passes(100.0)
+    clock.end()
+    ticker.passes(0.5)
+    clock.begin(2, rows=3, step_rows=8, loader_wait=0.5)
+    clock.enter_compute()
+    ticker.passes(2.0)
+    clock.end()
+    run_step(clock, ticker, step=3)
+
+    records = clock.records()
+    assert [record.step for record in records] == [0, 2, 3]
+    assert [record.compute for record in records] == [1.0, 2.0, 1.0]
+    assert [record.period for record in records] == [1.0, 2.5, 1.0]
+    assert [record.passes for record in records] == [1, 1, 1]

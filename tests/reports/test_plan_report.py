@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_boa.planning import BatchPlan, Orchestration, OrchestrationSettings, StepRecord
+from lightning_boa.planning import (
+    BatchPlan,
+    LinearTime,
+    NetworkFindings,
+    Orchestration,
+    OrchestrationSettings,
+    RingAllReduce,
+    StepRecord,
+    choose_workers,
+)
 from lightning_boa.reports import PlanReport, RankReport, describe_plan
 
 RANKS = (
@@ -75,6 +84,26 @@ def test_of_a_given_plan_only_the_rows_are_known() -> None:
     assert [rank.equal_rows for rank in report.ranks] == [4, 4]
     assert report.gain is None
     assert report.reason == "these shares were given"
+
+
+def test_the_network_is_a_line_where_it_costs_something() -> None:
+    plan = BatchPlan((6, 2))
+    assert describe_plan(plan, None, ("a", "b")).network == ""
+    cheap = NetworkFindings(1.0, 0.01, 1.01)
+    assert describe_plan(plan, None, ("a", "b"), cheap).network == ""
+    dear = NetworkFindings(1.0, 0.5, 1.5)
+    line = describe_plan(plan, None, ("a", "b"), dear).network
+    assert line == "communication takes 0.5 of 1.5 s of a step"
+
+
+def test_advice_about_the_workers_stands_in_the_same_line() -> None:
+    workers = choose_workers([LinearTime(0.0, 0.1)] * 2, 8, RingAllReduce(1.0, 0.5))
+    found = NetworkFindings(0.4, 2.0, 2.4, worker_set=workers, hosts=("x", "x"))
+    line = describe_plan(BatchPlan((4, 4)), None, ("a", "b"), found).network
+    assert line == (
+        "the network limits: communication takes 2 of 2.4 s of a step, which no split of the rows makes shorter; "
+        "without 1 of the 2 ranks (1) a step takes 0.8 s instead of 2.4 s, 200.0% more steps per second"
+    )
 
 
 def test_one_device_has_nothing_to_balance() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_boa.planning import Schedule, equal_split
+from lightning_boa.planning import NetworkFindings, Schedule, equal_split
 from lightning_boa.strategies import HandsBackResults
 
 
@@ -29,13 +29,16 @@ class OurLauncher(HandsBackResults, Launcher):
 
 
 def trainer(**strategy: Any) -> Any:
-    kept = {"orchestration": None, "device_names": (), "fixed_schedule": None, "clock": object()}
-    return SimpleNamespace(metrics=b"", strategy=SimpleNamespace(**{**kept, **strategy}))
+    kept = {"orchestration": None, "device_names": (), "fixed_schedule": None, "network": None}
+    return SimpleNamespace(
+        metrics=b"", strategy=SimpleNamespace(**{**kept, "clock": object(), **strategy})
+    )
 
 
 def test_what_rank_0_knows_reaches_the_main_process() -> None:
     schedule = Schedule.starting_with(equal_split(2, 8))
-    on_rank_0 = trainer(device_names=("fast", "slow"), fixed_schedule=schedule)
+    network = NetworkFindings(1.0, 0.5, 1.5)
+    on_rank_0 = trainer(device_names=("fast", "slow"), fixed_schedule=schedule, network=network)
     on_rank_0.metrics = b"loss"
     in_main = trainer()
     own_clock = in_main.strategy.clock
@@ -45,6 +48,7 @@ def test_what_rank_0_knows_reaches_the_main_process() -> None:
 
     assert in_main.strategy.device_names == ("fast", "slow")
     assert in_main.strategy.fixed_schedule == schedule
+    assert in_main.strategy.network == network
     assert in_main.strategy.orchestration is None
     assert in_main.strategy.clock is own_clock
     assert in_main.metrics == b"loss"

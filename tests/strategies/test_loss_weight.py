@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_boa.data import Share
@@ -120,3 +123,110 @@ def test_a_rank_that_never_has_a_weight_is_warned_about_once(
     messages = [str(warning.message) for warning in caught]
     assert len(messages) == warned_of
     assert all("first 10 batches with rows on rank 3" in message for message in messages)
+
+
+WORLD = 3
+MASS_OF_OTHERS = 5.0
+LOSSES: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
+    "samples": ("samples", lambda rows: rows[:, 0].mean()),
+    "sum": ("sum", lambda rows: rows[:, 0].sum()),
+    "function": (
+        lambda rows: rows[:, 1].sum(),
+        lambda rows: (rows[:, 0] * rows[:, 1]).sum() / rows[:, 1].sum(),
+    ),
+}
+
+
+class Arrived:
+    def wait(self) -> None: ...
+
+
+def add_others(total: Tensor, async_op: bool) -> Arrived:
+    assert async_op
+    total += MASS_OF_OTHERS
+    return Arrived()
+
+
+def begun(rule: Any, rows: int, *batches: Any) -> LossWeight:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dist, "all_reduce", add_others)
+        weight = LossWeight(rule, 0, WORLD, CPU)
+        weight.begin(Share(step=0, rows=rows, step_rows=40, fetched=rows), *batches)
+    assert weight.is_under_way == weight.needs_batches
+    if weight.is_under_way:
+        weight.arrive()
+    return weight
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5), counts=st.integers(1, 2**25 - 1))
+def test_passes_weigh_together_what_their_step_would(
+    name: str, sizes: list[int], counts: int
+) -> None:
+    """Some rows count for nothing; so may all rows of a pass."""
+    rule, loss_of = LOSSES[name]
+    values = torch.linspace(-3.0, 4.0, sum(sizes), dtype=torch.float64)
+    masses = torch.tensor([(counts >> row) % 2 * (row + 0.5) for row in range(sum(sizes))])
+    rows = torch.stack([values, masses.double()], 1)
+    passes = torch.split(rows, sizes)
+
+    at_once = begun(rule, len(rows), rows)
+    whole = at_once.of(loss_of(rows))
+    in_passes = begun(rule, len(rows), *(passes if at_once.needs_batches else ()))
+    total = torch.zeros((), dtype=torch.float64)
+    for here in passes:
+        in_passes.begin_pass(len(here), here)
+        total += in_passes.of(loss_of(here))
+
+    torch.testing.assert_close(total, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_a_pass_that_counts_for_nothing_is_cut_off_and_the_others_are_not() -> None:
+    passes = [torch.tensor([[2.0, mass]]) for mass in (1.0, 0.0, 3.0)]
+    weight = begun(lambda rows: rows[:, 1].sum(), 3, *passes)
+    layer = nn.Linear(1, 1)
+    gradients = []
+    for here in passes:
+        weight.begin_pass(1, here)
+        layer.zero_grad()
+        mass = here[:, 1]
+        with weight.gradients(layer):
+            weight.of((layer(here[:, :1])[:, 0] * mass / mass).sum()).backward()
+        assert layer.weight.grad is not None
+        gradients.append(layer.weight.grad.item())
+
+    total = 4.0 + MASS_OF_OTHERS
+    assert gradients == pytest.approx([2.0 * 1 * WORLD / total, 0.0, 2.0 * 3 * WORLD / total])
+
+
+def test_the_next_step_has_its_own_rows_again() -> None:
+    weight = LossWeight("samples", 0, 2, CPU)
+    weight.begin(share(6))
+    weight.begin_pass(2, None)
+    assert weight.of(torch.tensor(1.0)).item() == pytest.approx(2 * 2 / 8)
+    weight.begin_pass(4, None)
+    assert weight.of(torch.tensor(1.0)).item() == pytest.approx(4 * 2 / 8)
+    weight.begin(share(6), None)
+    assert weight.of(torch.tensor(1.0)).item() == pytest.approx(6 * 2 / 8)
+
+
+@pytest.mark.parametrize("masses", [(3, -1), (float("nan"), 1), (float("inf"), -float("inf"))])
+def test_what_is_no_weight_of_a_pass_is_refused(masses: tuple[float, float]) -> None:
+    weight = LossWeight(lambda mass: mass, 0, 1, CPU)
+    with pytest.raises(OptionError, match="batch_weight: expected a finite number of at least 0"):
+        weight.begin(share(2), *masses)
+
+
+@pytest.mark.parametrize(("last", "warned_of"), [(0.0, 1), (1.0, 0)])
+def test_passes_without_weight_are_counted_as_the_step_they_are(
+    last: float, warned_of: int
+) -> None:
+    weight = LossWeight(lambda mass: mass, 3, 1, CPU)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(9):
+            weight.begin(share(2), 0.0, 0.0)
+        assert not caught
+        weight.begin(share(2), 0.0, last)
+        weight.begin(share(2), 0.0, 0.0)
+    assert len(caught) == warned_of

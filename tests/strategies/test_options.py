@@ -46,6 +46,9 @@ REFUSED: list[tuple[str, Any]] = [
     ("max_batch_size", -1),
     ("max_batch_size", [8, 0.5]),
     ("max_batch_size", "8"),
+    ("worker_set", "some"),
+    ("worker_set", None),
+    ("worker_set", ["all"]),
     ("profile", 3),
     ("profile", ""),
     ("profile", b"p.json"),
@@ -135,6 +138,9 @@ def test_a_limit_beside_a_fixed_plan_is_refused() -> None:
         {"batch_weight": len},
         {"batch_weight": None},
         {"granularity": 8},
+        {"worker_set": "all"},
+        {"worker_set": "auto"},
+        {"worker_set": "all", "batch_sizes": [3, 5]},
     ],
 )
 def test_good_values_are_kept(options: dict[str, Any]) -> None:

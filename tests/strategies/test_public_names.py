@@ -21,6 +21,7 @@ OPTIONS = {
     "granularity": 1,
     "min_batch_size": 1,
     "max_batch_size": None,
+    "worker_set": "advise",
     "profile": None,
 }
 NAMES = [
@@ -28,6 +29,7 @@ NAMES = [
     "BoaCallback",
     "BoaStrategy",
     "EmulatedCluster",
+    "InPasses",
     "LinearTime",
     "MeasuredAllReduce",
     "RingAllReduce",
@@ -82,6 +84,8 @@ def test_the_options_of_the_emulated_cluster(ours: Any) -> None:
         "floor",
         "names",
         "throttle",
+        "bandwidth",
+        "latency",
         "clock",
         "sleep",
         "work_clock",
