@@ -40,8 +40,9 @@ class HasNetwork(Protocol):
 def look_at_network(trainer: Any, strategy: HasNetwork) -> None:
     """Find out what communication costs if the plan has just been confirmed; all ranks call it, and stand still.
 
-    The measured steps show it for nothing. Where it is a considerable part of a step the network is probed: rank 0
-    decides, so that all ranks take part in the same collectives.
+    The measured steps show it for nothing, and whether a rank costs more than it brings. Where communication is a
+    considerable part of a step the network is probed: rank 0 decides, so that all ranks take part in the same
+    collectives.
     """
     orchestration = strategy.orchestration
     if orchestration is None or orchestration.exchange_after is not None:
@@ -50,8 +51,8 @@ def look_at_network(trainer: Any, strategy: HasNetwork) -> None:
         return
     window = trainer.accumulate_grad_batches
     device = strategy.root_device
-    found = decide_once(lambda: network_findings(orchestration, window), device)
     probe = strategy.new_network_probe()
+    found = decide_once(lambda: _found(orchestration, window, judges=probe is not None), device)
     if found is not None and found.is_considerable and probe is not None:
         for callback in trainer.callbacks:
             if isinstance(callback, EmulatedClusterBehaviour):
@@ -68,6 +69,13 @@ def look_at_network(trainer: Any, strategy: HasNetwork) -> None:
         path = Path(trainer.default_root_dir) / RELAUNCH
         trainer.save_checkpoint(path)
         rank_zero_info(f"boa: saved {path} for it (ckpt_path); this training goes on.")
+
+
+def _found(orchestration: Orchestration, window: int, *, judges: bool) -> NetworkFindings | None:
+    found = network_findings(orchestration, window)
+    if found is None or found.is_considerable or not judges:
+        return found
+    return found.judged(orchestration)
 
 
 def _probed(
@@ -91,8 +99,6 @@ def _probed(
 
 
 def _say(found: NetworkFindings) -> None:
-    if not found.is_considerable:
-        return
     said = [found.summary] if found.network_bound else []
     said += [found.advice, found.relaunch] if found.advice else []
     if said:

@@ -29,6 +29,9 @@ LEAST_GAIN_OF_A_RELAUNCH = 0.05
 MOST_LINKS = 32
 MOST_LINKS_SEEN_TWICE = 16
 ALIKE = 1.25
+OTHER_DEVICES = (
+    "on the devices of the other ranks only (Trainer(devices=…), or fewer processes under torchrun)"
+)
 
 Group = tuple[int, ...]
 
@@ -40,8 +43,8 @@ class NetworkFindings:
     Seconds are those of one batch: where gradients are exchanged once in several batches each bears its part.
     ``compute_seconds`` is predicted, ``communication_seconds`` what all ranks have to wait for after the slowest
     backward, and ``measured_seconds`` a whole step, both measured. ``exposed_share`` is the part of the all-reduce that
-    does not run beside the backward. ``communication`` and ``worker_set`` are known once the network has been probed;
-    ``hosts`` names each rank's machine.
+    does not run beside the backward. ``communication`` is known once the network has been probed, ``worker_set`` then,
+    or where computation alone speaks for another one; ``hosts`` names each rank's machine.
     """
 
     compute_seconds: float
@@ -92,17 +95,20 @@ class NetworkFindings:
         """How to go on without the ranks that are to be left out."""
         if self.worker_set is None or not self.is_relaunch_worth_it:
             return ""
+        rows = self.worker_set.plan.global_batch_size
+        go_on = f"global_batch_size={rows} keeps the global batch, and ckpt_path goes on where this training is"
+        if self.communication is None:
+            return (
+                'worker_set="auto" parks such ranks while it trains, if training_step has no collectives of its own; or'
+                f" relaunch {OTHER_DEVICES}: {go_on}"
+            )
         kept = {self.hosts[rank] for rank in self.worker_set.ranks}
         gone = [host for host in dict.fromkeys(self.hosts) if host not in kept]
         if gone and all(self.hosts[rank] in gone for rank in self.worker_set.left_out):
             how = f"without {', '.join(gone)} (torchrun --nnodes={len(kept)})"
         else:
-            how = "on the devices of the other ranks only (Trainer(devices=…), or fewer processes under torchrun)"
-        rows = self.worker_set.plan.global_batch_size
-        return (
-            f"relaunch {how}: global_batch_size={rows} keeps the global batch, and ckpt_path goes on where this"
-            " training is"
-        )
+            how = OTHER_DEVICES
+        return f"relaunch {how}: {go_on}"
 
     def _slow_link(self, workers: WorkerSet) -> str:
         if not isinstance(self.communication, LinkedAllReduce):
@@ -114,6 +120,15 @@ class NetworkFindings:
             return ""
         whose = "its link is" if len(workers.left_out) == 1 else "their links are"
         return f", since {whose} {kept / left_out:.1f} times slower"
+
+    def judged(self, orchestration: Orchestration) -> NetworkFindings:
+        """The findings with the set of workers that computation alone speaks for, if it is worth anything.
+
+        For a network that needs no probe: whoever takes part, it costs what it costs all of them.
+        """
+        sets = self._sets(orchestration)
+        best = None if sets is None else sets.best_by_computation()
+        return replace(self, worker_set=best) if _gains(best) else self
 
     def probed(
         self,
@@ -298,6 +313,17 @@ class _Sets:
                 found += [] if inside is None else [inside]
         best = min(found, key=lambda each: each.step_seconds)
         return replace(best, all_seconds=self.now.all_seconds)
+
+    def best_by_computation(self) -> WorkerSet | None:
+        """The best set where communication costs each of them the same; None where they have no split."""
+        found = self._among(self.now.ranks, MeasuredAllReduce({max(2, self.now.world_size): 0.0}))
+        if found is None:
+            return None
+        return replace(
+            found,
+            communication_seconds=self.now.communication_seconds,
+            all_seconds=self.now.all_seconds,
+        )
 
     def _among(self, ranks: Group, communication: Communication) -> WorkerSet | None:
         """The best set of some ranks; None where they have no split within their bounds."""

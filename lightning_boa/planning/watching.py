@@ -190,16 +190,16 @@ class Watch:
         )
 
     def _completed(self, block: Block) -> Block:
-        """A rank without rows is taken to be as fast as it was when it had some, beside the (lower) median of the others,
-        which has not become slow then.
+        """A rank without rows is taken to be as fast as it was when it had some, beside the (lower) median of the
+        others: one of them that becomes slow says nothing of it.
         """
         logs = np.log(block.scales)
         absent = np.isnan(logs)
         if not absent.any():
             return block
         last = np.log(self.blocks[-1].scales) if self.blocks else np.zeros(len(logs))
-        logs -= np.log(_lower_median(np.exp((logs - last)[~absent])))
-        logs[absent] = last[absent]
+        beside = last[absent] - _lower_median(last[~absent])
+        logs[absent] = _lower_median(logs[~absent]) + beside
         return replace(block, scales=tuple(np.exp(logs - logs.mean()).tolist()))
 
     def anew(self) -> Watch:

@@ -25,6 +25,7 @@ class Abilities:
 
 
 NO_ABILITIES = Abilities()
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def why_not_divided(ddp: nn.Module, optimizers: Sequence[Any], rule: Any) -> str | None:
@@ -42,6 +43,9 @@ def why_not_divided(ddp: nn.Module, optimizers: Sequence[Any], rule: Any) -> str
         return "SyncBatchNorm speaks to all ranks in every forward"
     if any(isinstance(optimizer, LBFGS) for optimizer in optimizers):
         return "LBFGS runs a step several times itself"
+    embeddings = (part for part in module.modules() if isinstance(part, _EMBEDDINGS))
+    if any(part.sparse for part in embeddings):
+        return "embeddings with sparse=True need a forward for each reduction of their gradients"
     for option in ("find_unused_parameters", "static_graph"):
         if getattr(ddp, option, False):
             return f"{option} counts the forwards of a step"

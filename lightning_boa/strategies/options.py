@@ -248,7 +248,8 @@ class BoaOptions:
             lower = (max(1, lower[0]), *lower[1:])
         if unit > 1:
             lower = tuple(max(unit, rows) for rows in lower)
-        if refuses_single_rows and global_batch_size >= LEAST_ROWS * world_size:
+        needs_two = refuses_single_rows and global_batch_size >= LEAST_ROWS * world_size
+        if needs_two:
             lower = tuple(
                 min(LEAST_ROWS, top) if rows == 1 else rows
                 for rows, top in zip(lower, upper, strict=True)
@@ -264,6 +265,7 @@ class BoaOptions:
             varying=varying,
             in_passes=abilities.in_passes,
             parks=abilities.parks,
+            least_rows=LEAST_ROWS if needs_two else 1,
         )
 
 

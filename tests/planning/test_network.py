@@ -286,3 +286,31 @@ def test_the_slow_link_is_named_only_where_it_is_the_reason(planned):
     assert everywhere.worker_set.left_out
     assert "link" not in everywhere.advice
     assert "on the devices of the other ranks only" in everywhere.relaunch
+
+
+ONE_OLD = (
+    LinearTime(0.1, 0.05),
+    LinearTime(0.1, 0.05),
+    LinearTime(9.0, 0.1),
+    LinearTime(0.1, 0.05),
+)
+
+
+def test_a_rank_that_costs_more_than_it_brings_is_found_without_a_probe(cluster):
+    simulated = cluster(ONE_OLD, ROWS)
+    state = with_costs(simulated.train(simulated.settings(warmup="auto")), 0.05, rest=0.02)
+    found = network_findings(state).judged(state)
+    others = plan_batches([ONE_OLD[rank] for rank in (0, 1, 3)], ROWS).step_seconds
+    assert not found.is_considerable
+    assert found.worker_set.left_out == (2,)
+    assert found.worker_set.step_seconds == pytest.approx(others + 0.05 + 0.02, rel=0.05)
+    assert found.worker_set.all_seconds == pytest.approx(found.measured_seconds, rel=0.05)
+    assert 'worker_set="auto" parks such ranks' in found.relaunch
+    assert f"global_batch_size={ROWS} keeps the global batch" in found.relaunch
+
+
+def test_nobody_is_to_leave_who_is_worth_it(planned):
+    state = with_costs(planned, 0.05)
+    found = network_findings(state).judged(state)
+    assert found.worker_set is None
+    assert found.advice == found.relaunch == ""

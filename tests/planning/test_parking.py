@@ -303,9 +303,19 @@ def test_a_parked_rank_comes_back_when_another_becomes_slow(parked, noise):
     assert saved == training.state
 
 
-def test_a_rank_that_became_slow_is_parked_and_comes_back():
+def test_a_parked_rank_comes_back_for_as_long_as_another_is_slow():
+    models = [LinearTime(0.1, 0.02), LinearTime(3.5, 0.01), LinearTime(0.1, 0.02)]
+    training = watched(models, slower=throttled(0, 10.0, 200, until=900), noise=0.005).run(1300)
+    rows = [training.state.schedule.plan_at(at).batch_sizes[1] for at in (199, 899, 1299)]
+    assert rows[0] == rows[2] == 0 < rows[1]
+    assert training.efficiency(899) > 0.97
+    assert training.efficiency(1299) > 0.97
+    assert len([change for change in training.changes if change.step > 200]) <= 4
+
+
+def test_a_rank_that_became_slow_is_parked():
     models = [LinearTime(0.5, 0.01), LinearTime(0.1, 0.02), LinearTime(0.1, 0.02)]
-    training = watched(models, slower=throttled(0, 10.0, 200, until=600)).run(500)
+    training = watched(models, slower=throttled(0, 10.0, 200)).run(500)
     assert 0 not in training.state.schedule.plan_at(199).batch_sizes
     assert training.state.plan.batch_sizes[0] == 0
     assert training.efficiency(499) > 0.97

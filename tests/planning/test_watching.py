@@ -447,7 +447,9 @@ def noisy_block(random, ranks, noise, slowness=1.0):
 def test_a_thousand_calm_ranks_need_no_search_for_a_split(monkeypatch):
     calls = []
     search = watching.allocate_or_park
-    monkeypatch.setattr(watching, "allocate_or_park", lambda *a, **k: calls.append(1) or search(*a, **k))
+    monkeypatch.setattr(
+        watching, "allocate_or_park", lambda *a, **k: calls.append(1) or search(*a, **k)
+    )
     random = np.random.default_rng(0)
     ranks = 1000
     watch = replace(planned_watch([LinearTime(0.1, 0.01)] * ranks, [16] * ranks), is_refined=True)

@@ -27,6 +27,7 @@ from lightning_boa.planning import (
     Schedule,
     fit_time,
 )
+from lightning_boa.strategies.abilities import NO_ABILITIES
 from lightning_boa.strategies.options import BoaOptions
 from lightning_boa.strategies.restart import Restart
 from lightning_boa.strategies.step_plans import StepPlans, is_switched_off
@@ -42,12 +43,18 @@ def on_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)
 
 
+def close(loaders: TrainingLoaders, first_step: int = 0, *, weighs_rows: bool = False) -> None:
+    loaders.close(
+        first_step, refuses_single_rows=False, weighs_rows=weighs_rows, abilities=NO_ABILITIES
+    )
+
+
 def settled(options: BoaOptions, ranks: int, *batch_sizes: int, rows: int = 480) -> TrainingLoaders:
     plans = StepPlans(options)
     loaders = TrainingLoaders(plans, ranks)
     for batch_size in batch_sizes:
         loaders.add(batch_size * ranks, source(rows, batch_size))
-    loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+    close(loaders)
     plans.begin({}, 0)
     return loaders
 
@@ -117,7 +124,7 @@ def test_a_short_step_of_several_loaders_needs_a_row_for_each_rank() -> None:
     loaders.add(8, source(32, 4))
     loaders.add(2, source_of(DataLoader(range(4), batch_sampler=[[0], [1]])))  # type: ignore[arg-type]
     with pytest.raises(LoaderError, match="batches of any size"):
-        loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+        close(loaders)
 
 
 def test_several_loaders_exclude_one_global_batch_and_streams() -> None:
@@ -133,7 +140,7 @@ def test_a_stream_is_not_planned_unless_asked() -> None:
     plans = StepPlans(BoaOptions())
     loaders = TrainingLoaders(plans, 2)
     loaders.add_stream(8, None, (4, 4))
-    loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+    close(loaders)
     plans.begin({}, 0)
     assert plans.orchestration is None
     assert "own loader" in plans.fixed_reason
@@ -141,7 +148,7 @@ def test_a_stream_is_not_planned_unless_asked() -> None:
     loaders = TrainingLoaders(StepPlans(BoaOptions(batch_sizes=(8, 0))), 2)
     loaders.add_stream(8, None)
     with pytest.raises(OptionError, match="rows for every rank of a stream"):
-        loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+        close(loaders)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +173,7 @@ def test_bounds_are_refused_for_batches_of_any_size(option: dict[str, Any]) -> N
     loaders.add(2, source_of(DataLoader(range(4), batch_sampler=[[0], [1, 2]])))  # type: ignore[arg-type]
     (name,) = option
     with pytest.raises(OptionError, match=f"{name}: expected none with batches of any size"):
-        loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+        close(loaders)
 
 
 def test_batches_without_a_usual_size_are_split_in_proportion() -> None:
@@ -174,7 +181,7 @@ def test_batches_without_a_usual_size_are_split_in_proportion() -> None:
         plans = StepPlans(BoaOptions(batch_sizes=sizes))
         loaders = TrainingLoaders(plans, 2)
         loaders.add(2, source_of(DataLoader(range(4), batch_sampler=[[0], [1, 2]])))  # type: ignore[arg-type]
-        loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+        close(loaders)
         plans.begin({}, 0)
         assert plans.latest is not None
         assert plans.latest.batch_sizes == expected
@@ -186,20 +193,20 @@ def test_new_loaders_with_other_rows_or_bounds_are_measured_anew() -> None:
     plans = StepPlans(BoaOptions())
     loaders = TrainingLoaders(plans, 2)
     loaders.add(12, source(48, 6))
-    loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+    close(loaders)
     plans.begin({}, 0)
     assert plans.orchestration is not None
     plans.orchestration = plans.orchestration.keep_split("as measured")
 
     loaders.begin()
     loaders.add(12, source(48, 6))
-    loaders.close(4, refuses_single_rows=False, weighs_rows=False)
+    close(loaders, 4)
     assert plans.orchestration.phase == "planned"
 
     loaders.begin()
     loaders.add(8, source(48, 4))
     loaders.add(4, source(24, 2))
-    loaders.close(8, refuses_single_rows=False, weighs_rows=True)
+    close(loaders, 8, weighs_rows=True)
     assert plans.orchestration.phase == "warmup"
     assert plans.orchestration.settings.granularity == 3
 
@@ -425,7 +432,7 @@ def test_each_rank_may_have_batches_of_its_own_size() -> None:
     loaders = TrainingLoaders(plans, 2)
     rows = plans.rows_of_own_batches(0, (6, 2), rank=1)
     loaders.add_stream(rows, None, (6, 2))
-    loaders.close(0, refuses_single_rows=False, weighs_rows=False)
+    close(loaders)
     assert loaders.facts["global batch size"] == 8
     assert plans.latest == BatchPlan((6, 2))
     state = plans.state(0)
