@@ -177,7 +177,6 @@ class DividedStep:
         self.batches = []
         for parameter, before in gradients:
             parameter.grad = None if before is None else before.to(parameter.device, copy=True)
-        self._put_back()
         self.ddp.require_forward_param_sync = False
         gc.collect()
         if torch.cuda.is_available():
@@ -185,6 +184,7 @@ class DividedStep:
         self.runs.note_out_of_memory(rows)
         self.sizes = pass_sizes(sum(self.sizes), rows // 2)
         self.batches = self.runs.cut_again(self.sizes)
+        self._put_back()
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
