@@ -13,7 +13,7 @@ from torchmetrics import MeanMetric
 
 from lightning_boa import BoaStrategy
 from lightning_boa.errors import UnsupportedError
-from lightning_boa.planning import BatchPlan, Schedule
+from lightning_boa.planning import BatchPlan, LinearTime, Schedule, plan_batches
 from tests.processes.ranks import outcomes_of_ranks, run_ranks
 from tests.processes.training import (
     FEATURES,
@@ -27,6 +27,7 @@ from tests.processes.training import (
     train_alone,
     trainer_options,
 )
+from tests.processes.virtual_time import MeasuresVirtualTime, emulated
 
 RANKS = 3
 ROWS = 24
@@ -86,7 +87,9 @@ class Watched(Regression):
         self.seen.append([] if share.rows == 0 else batch[2].tolist())
         self.log("alone", numbers.mean(), on_step=True, on_epoch=True)
         self.log("together", numbers.mean(), on_step=False, on_epoch=True, sync_dist=True)
-        self.log("most", numbers.max(), on_step=False, on_epoch=True, sync_dist=True, reduce_fx="max")
+        self.log(
+            "most", numbers.max(), on_step=False, on_epoch=True, sync_dist=True, reduce_fx="max"
+        )
         if batch_idx == 7:
             self.log("late", numbers.mean(), on_step=False, on_epoch=True, sync_dist=True)
         self.mean(numbers)
@@ -155,6 +158,30 @@ def late_collective(rank: int) -> str:
     return "nothing"
 
 
+MEASURED = Training(rows=64 * 200, global_batch_size=64, epochs=1, schedules=False)
+OVERHEAD, OF_A_ROW = (0.5, 0.5, 5.0), 0.1
+THROTTLED = 12.0
+
+
+class MayPark(MeasuresVirtualTime):
+    def __init__(self) -> None:
+        super().__init__(worker_set="auto", global_batch_size=64)
+
+
+def measured(rank: int) -> tuple[Outcome, Any, list[int]]:
+    """The last rank's fixed time costs more than it brings, until rank 1 becomes slow."""
+    strategy, module = MayPark(), Watched()
+    cluster = emulated(
+        strategy,
+        [OF_A_ROW] * RANKS,
+        overhead=OVERHEAD,
+        latency=1e-3,
+        throttle={1: {150: THROTTLED}},
+    )
+    found, _ = fit(strategy, MEASURED, module, cluster)
+    return found, strategy.orchestration, module.ran
+
+
 def play(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, training in {"plain": PLAIN, "in windows": IN_WINDOWS}.items():
@@ -162,6 +189,7 @@ def play(rank: int) -> dict[str, Any]:
         found[name] = (*fit(Parks(PLANS), training, Watched(), keeps), keeps.steps, keeps.epochs)
     normed = fit(Parks(PLANS), PLAIN, Normed())[1]
     found["running statistics"] = [each.tolist() for each in normed.norm.buffers()]
+    found["measured"] = measured(rank)
     ghosts = fit(Ghosts(PLANS), PLAIN, Normed())[1]
     found["running statistics of ghosts"] = [each.tolist() for each in ghosts.norm.buffers()]
     synced = fit(Parks(PLANS), PLAIN, Synchronises(0))
@@ -255,3 +283,31 @@ def test_a_collective_that_parked_ranks_would_not_meet_is_an_error() -> None:
         assert each.startswith("Expected no collective inside training_step")
         assert "since rank 1 then" in each
     assert said[1] == "lost the others"
+
+
+def test_a_rank_that_costs_more_than_it_brings_is_parked_until_another_is_slow(found: Any) -> None:
+    alone = train_alone(MEASURED)
+    fast, slow = LinearTime(OVERHEAD[0], OF_A_ROW), LinearTime(OVERHEAD[2], OF_A_ROW)
+    throttled = LinearTime(THROTTLED * OVERHEAD[1], THROTTLED * OF_A_ROW)
+    while_parked = plan_batches([fast, fast], 64).step_seconds
+    afterwards = plan_batches([fast, slow], 64).step_seconds
+    for by_rank in found:
+        result, orchestration, _ = by_rank["measured"]
+        assert relative_error(result.weights, alone.weights) < 1e-10
+        plans = [plan.batch_sizes for step, plan in orchestration.schedule.entries if step < 150]
+        assert plans[-1][2] == 0
+        assert float(max(fast.seconds(plans[-1][:2]))) <= 1.03 * while_parked
+        seconds = [
+            float(model.seconds(rows)) if rows else 0.0
+            for model, rows in zip((fast, throttled, slow), result.plan, strict=True)
+        ]
+        assert result.plan[2] > 0
+        assert max(seconds) <= 1.03 * afterwards
+        (change,) = orchestration.rebalancings
+        assert 150 <= change.step <= 170
+    parked_from = next(
+        step for step, plan in found[0]["measured"][1].schedule.entries if not plan.batch_sizes[2]
+    )
+    back = found[0]["measured"][1].rebalancings[0].step
+    assert found[2]["measured"][2] == [*range(parked_from), *range(back, 200)]
+    assert len(found[0]["measured"][2]) == 200

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_boa import BoaStrategy
 from lightning_boa.errors import UnsupportedError
-from lightning_boa.planning import BatchPlan, Schedule
+from lightning_boa.planning import BatchPlan, InPasses, LinearTime, Schedule, plan_batches
 from lightning_boa.profiling import HostTimeline, MemoryProfile, StepClock
 from tests.processes.ranks import run_ranks
 from tests.processes.training import (
@@ -42,7 +42,7 @@ IN_WINDOWS = Training(
 PLAN = BatchPlan((20, 24, 16), rows_per_pass=(None, 9, 10))
 
 
-class InPasses(BoaStrategy):
+class Divided(BoaStrategy):
     """Has a plan by which ranks run 1, 3 and 2 passes."""
 
     def __init__(self, **options: Any) -> None:
@@ -152,7 +152,7 @@ def fit(strategy: BoaStrategy, training: Training, module: Regression, *callback
 
 def with_plan(training: Training, **options: Any) -> tuple[Outcome, Counted]:
     module = Counted()
-    strategy = InPasses(global_batch_size=ROWS, **options)
+    strategy = Divided(global_batch_size=ROWS, **options)
     return fit(strategy, training, module), module
 
 
@@ -185,7 +185,7 @@ class Gathers(Counted):
 
 def refusal(rank: int) -> str:
     try:
-        fit(InPasses(global_batch_size=ROWS), PLAIN, Gathers())
+        fit(Divided(global_batch_size=ROWS), PLAIN, Gathers())
     except UnsupportedError as error:
         return str(error)
     return "nothing"
@@ -219,7 +219,7 @@ def play(rank: int) -> dict[Any, Any]:
     found["planned", "workers"] = result, module.forwards, module.seen, module.logged
     found["hooks"] = module.hooks
     validating = Counted()
-    strategy = InPasses(global_batch_size=ROWS)
+    strategy = Divided(global_batch_size=ROWS)
     trainer = trainer_with(strategy, replace(PLAIN, epochs=1))
     trainer.fit(validating, *loaders(replace(PLAIN, validation_rows=100), 12))
     found["validated"] = validating.validated
@@ -227,8 +227,21 @@ def play(rank: int) -> dict[Any, Any]:
         for name, available in MEMORIES.items():
             found[where, name] = with_little_memory(where, available, PLAIN)
         found[where, "in windows"] = with_little_memory(where, MEMORIES["rank 1"], IN_WINDOWS)
+    found["fast with little memory"] = fast_with_little_memory(rank)
     found["warnings"] = warnings_of(BoaStrategy(max_batch_size="auto", find_unused_parameters=True))
     return found
+
+
+def fast_with_little_memory(rank: int) -> tuple[Outcome, Any]:
+    """Rank 0 is three times as fast as the others and holds a quarter of its share at once."""
+    strategy = ShortOfMemory(max_batch_size="auto", global_batch_size=ROWS)
+    strategy.available_bytes = (230, PLENTY, PLENTY)
+    cluster = emulated(strategy, [1.0, 3.0, 3.0], overhead=OVERHEAD)
+    return fit(strategy, MEASURED, Counted("backward"), cluster), strategy.orchestration
+
+
+OVERHEAD = 4.0
+MEASURED = Training(rows=ROWS * 30, global_batch_size=ROWS, epochs=1, schedules=False)
 
 
 def rows_of(batch: Any) -> int:
@@ -312,6 +325,27 @@ def test_a_step_that_ran_out_of_memory_logs_what_any_other_does(
         assert [step[1] for step in by_rank[where, name].logged] == pytest.approx(means)
         epoch = by_rank[where, name].outcome.metrics["together_epoch"]
         assert epoch == pytest.approx(sum(range(PLAIN.rows)) / PLAIN.rows)
+
+
+def test_memory_does_not_cap_the_share_of_a_fast_rank(found: Any) -> None:
+    alone = train_alone(MEASURED)
+    fast, slow = LinearTime(OVERHEAD, 1.0), LinearTime(OVERHEAD, 3.0)
+    at_once = 10
+    optimum = plan_batches([InPasses(fast, at_once), slow, slow], ROWS).step_seconds
+    bounded = plan_batches([fast, slow, slow], ROWS, max_batch_size=[at_once, ROWS, ROWS])
+    assert optimum is not None
+    assert bounded.step_seconds is not None
+    assert optimum < 0.7 * bounded.step_seconds
+    for by_rank in found:
+        result, orchestration = by_rank["fast with little memory"]
+        assert relative_error(result.weights, alone.weights) < 1e-10
+        assert orchestration.row_caps[0] == at_once
+        assert orchestration.plan.rows_per_pass[0] <= at_once
+        seconds = [
+            float(model.seconds(rows))
+            for model, rows in zip((InPasses(fast, at_once), slow, slow), result.plan, strict=True)
+        ]
+        assert max(seconds) <= 1.03 * optimum
 
 
 def test_hooks_of_a_pass_and_of_a_batch(found: Any) -> None:

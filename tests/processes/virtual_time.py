@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lightning_boa import BoaStrategy, EmulatedCluster
 from lightning_boa.profiling import HostTimeline, MemoryProfile, StepClock
@@ -33,7 +34,7 @@ class MeasuresVirtualTime(BoaStrategy):
         return None
 
 
-def emulated(strategy: MeasuresVirtualTime, seconds_per_sample: Sequence[float]) -> EmulatedCluster:
+def emulated(strategy: Any, seconds_per_sample: Sequence[float], **options: Any) -> EmulatedCluster:
     """The callback that makes each rank's step last so long in the strategy's time."""
     strategy.time = VirtualTime()
     return EmulatedCluster(
@@ -41,4 +42,5 @@ def emulated(strategy: MeasuresVirtualTime, seconds_per_sample: Sequence[float])
         clock=strategy.time,
         sleep=strategy.time.sleep,
         work_clock=lambda: 0.0,
+        **options,
     )
