@@ -49,6 +49,7 @@ from lightning_boa.strategies.abilities import Abilities, why_not_divided
 from lightning_boa.strategies.divided_step import DividedStep
 from lightning_boa.strategies.evaluation import Evaluation, refuse_loaders_side_by_side
 from lightning_boa.strategies.loss_weight import LossWeight, rule_of
+from lightning_boa.strategies.metric_syncs import notice_syncs
 from lightning_boa.strategies.options import (
     BatchWeight,
     BoaOptions,
@@ -187,6 +188,7 @@ class BoaBehaviour(_Base):
         self._is_automatic = True
         self._after_step: list[Callable[[], None]] = []
         self._after_batch: Callable[[], None] = _do_nothing
+        self._forget_metrics: Callable[[], None] = _do_nothing
         self._measuring: Any = None
         self._watching: list[Any] = []
         self._frozen: list[Tensor] = []
@@ -460,6 +462,8 @@ class BoaBehaviour(_Base):
     def teardown(self) -> None:
         self.measure(False)
         self._statistics = None
+        self._forget_metrics()
+        self._forget_metrics = _do_nothing
         for handle in self._watching:
             handle.remove()
         self._watching = []
@@ -728,6 +732,8 @@ class BoaBehaviour(_Base):
                 if is_asked:
                     rank_zero_warn(f"boa: {words}: {why}.")
             return
+        self._forget_metrics()
+        self._forget_metrics = notice_syncs(self._module, self._note_collective)
         in_passes, parks = asked
         self._loaders.abilities = Abilities(in_passes, parks, parks and not self._has_own_buffers)
         if parks:

@@ -96,7 +96,9 @@ def remember_metrics(module: nn.Module) -> list[Callable[[], None]]:
 
 
 def _remember_metric(metric: Metric) -> Callable[[], None]:
-    """A list state that was empty keeps a tensor of no rows, so that its rank takes part when states are gathered."""
+    """A list state that was empty keeps a tensor of no rows, so that its rank takes part when states are gathered; and
+    a value that ranks have computed together stays, since the others would not gather again.
+    """
     saved = {name: _copy(getattr(metric, name)) for name in metric._defaults}
     count, computed = metric._update_count, metric._computed
 
@@ -107,7 +109,8 @@ def _remember_metric(metric: Metric) -> Callable[[], None]:
                 before = [now[0][:0]] if isinstance(now[0], Tensor) and now[0].ndim else before
             setattr(metric, name, before)
         metric._update_count = count
-        metric._computed = computed
+        if metric._computed is None or not metric.sync_on_compute:
+            metric._computed = computed
 
     return restore
 

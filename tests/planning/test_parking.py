@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_boa.planning import (
     BatchPlan,
+    Block,
     InPasses,
     LinearTime,
     MadeFor,
@@ -26,6 +27,7 @@ from lightning_boa.planning.parking import allocate_or_park
 from lightning_boa.planning.records import measure_split, step_periods
 from lightning_boa.planning.rounds import LEAST_GAIN, Evidence
 from lightning_boa.planning.varying import as_usual_steps
+from lightning_boa.planning.watching import Bounds, Watch
 from tests.planning.watched_training import WatchedTraining
 
 GAIN = 0.01
@@ -153,6 +155,13 @@ def test_a_rank_whose_fixed_time_is_long_is_parked_once_it_has_been_measured(
     )
     assert state.plan.rank_seconds[victim] == 0
     assert state.planned_step_seconds < 0.4 * state.equal_step_seconds
+
+
+def test_every_rank_is_measured_at_a_second_size_before_one_is_parked(cluster):
+    models = [LinearTime(0.0, slope) for slope in (0.1, 0.2, 1.0, 0.1)]
+    trained, options = parking(cluster, models, 5)
+    state = trained.train(options)
+    assert all(0 not in plan.batch_sizes for _, plan in state.schedule.entries[:2])
 
 
 def test_a_rank_that_brings_something_is_not_parked(cluster):
@@ -327,6 +336,17 @@ def test_the_watch_parks_no_equal_devices(noise):
     training = watched([LinearTime(0.3, 0.002)] * 4, noise=noise).run(3000)
     assert training.changes == ()
     assert set(training.state.plan.batch_sizes) == {64}
+
+
+def test_the_watch_parks_nobody_for_less_than_a_hundredth():
+    def found(overhead):
+        bounds = Bounds((0, 0), (128, 128), 1, seats=(1, 1))
+        models = (LinearTime(0.0, 0.02), LinearTime(overhead, 0.001))
+        watch = Watch(models, bounds).with_block(Block((1.0, 1.0), 0.0, 1.0, 0.0))
+        return watch.search((60, 68)).batch_sizes
+
+    assert found(2.57) == (127, 1)
+    assert found(2.60) == (128, 0)
 
 
 def test_parking_is_as_calm_as_any_other_change():

@@ -25,10 +25,13 @@ from lightning_boa.planning import (
     TableTime,
     pass_sizes,
     plan_batches,
+    watching,
 )
 from lightning_boa.planning.rank_fits import rank_fits, share_fits
 from lightning_boa.planning.records import counted
+from lightning_boa.planning.rounds import Evidence
 from lightning_boa.planning.varying import as_usual_steps
+from lightning_boa.planning.watching import Bounds, Watch
 from tests.planning.watched_training import WatchedTraining
 
 lines = st.builds(
@@ -155,6 +158,7 @@ def test_passes_come_back_from_plain_values_and_show_in_the_digest():
         for each in (None, (None, 10), (None, 11), (10, None), (10, 10))
     }
     assert len(digests) == 5
+    assert plan.digest != BatchPlan((40, 24, 0, 10)).digest
     assert BatchPlan((40, 24), rows_per_pass=(None, None)) == BatchPlan((40, 24))
 
 
@@ -339,6 +343,17 @@ def test_equal_devices_with_equal_memories_keep_the_equal_split(cluster):
     assert state.reason.endswith("; ranks 0, 1, 2, 3 run their rows in several passes")
 
 
+def test_equal_devices_in_passes_share_what_they_show_of_a_pass(cluster):
+    device = LinearTime(2.0, 0.5)
+    trained = cluster([device] * 4, 128, memory=(20,) * 4, row_caps=(20,) * 4, noise=0.01)
+    state = trained.train(trained.settings(in_passes=True))
+    assert state.plan.batch_sizes == (32,) * 4
+    assert {len(fit.batch_sizes) for fit in state.fits} == {2}
+    for rank, model in enumerate(state.watch.models):
+        assert model.seconds([12, 16, 20]) == pytest.approx(device.seconds([12, 16, 20]), rel=0.02)
+        assert state.watch.ratios(rank, [32], [20.0], [2]) == pytest.approx([1.0], rel=0.02)
+
+
 def observed(state, steps, *, caps, first_free_step, passes=(1, 1, 1), devices=DEVICES):
     records = []
     for step in steps:
@@ -370,6 +385,24 @@ def test_a_split_that_ran_in_other_passes_than_it_would_now_is_measured_again():
     )
     assert state.round == 1
     assert state.plan.batch_sizes != (32, 32, 32)
+
+
+def test_only_shares_in_as_many_passes_as_now_are_compared():
+    steps = [record(at, 0, 32, 1.0 if at < 3 else 1.5, 1 if at < 3 else 2) for at in range(5)]
+    evidence = Evidence(BatchPlan((32, 32)), (32, 32), (1, 1), (64, 64), 1, tuple(steps))
+    for cap, seconds in ((None, 1.0), (20, 1.5)):
+        now = replace(evidence, row_caps=(cap, None))
+        assert now.share_fit(0, 32).median(32) == pytest.approx(seconds)
+    assert replace(evidence, row_caps=(10, None)).share_fit(0, 32) is None
+    assert evidence.fits[0].batch_sizes == (16, 32)
+
+
+def test_the_same_plan_in_the_same_passes_is_no_new_entry(cluster):
+    memory = (20, 96, 96)
+    trained = cluster(DEVICES, 96, memory=memory, row_caps=memory)
+    state = trained.train(trained.settings(in_passes=True))
+    assert state.plan.has_passes
+    assert state._schedule_with(replace(state.plan, rows_per_pass=None), 1000) == state.schedule
 
 
 def test_a_cap_that_falls_under_the_plan_gives_the_same_split_more_passes(cluster):
@@ -523,6 +556,20 @@ def test_a_steady_training_in_passes_is_left_alone():
     ).run(1500)
     assert len(training.changes) <= 1
     assert training.efficiency(1499) > 0.97
+
+
+def test_rows_that_move_in_passes_of_the_same_size_are_in_no_doubt():
+    models = (LinearTime(0.1, 0.01), LinearTime(0.1, 0.02))
+    bounds = Bounds((1, 1), (148, 148), 1, row_caps=(16, None))
+    watch = Watch(models, bounds, doubt=0.01, spans=(2, 100))
+    finding = watching.Finding((64, 84), 0.1, 0.1, 1, (1.0, 1.0))
+
+    def doubt(of):
+        return watching._Search(of, (48, 100), every_window=True)._doubt(finding)
+
+    assert doubt(watch) == pytest.approx(2 * np.sqrt(2) * 0.01 * 16 / 100)
+    unbounded = replace(watch, bounds=replace(bounds, row_caps=None))
+    assert doubt(unbounded) == pytest.approx(2 * np.sqrt(2) * 0.01 * 16 / 2)
 
 
 def test_ratios_are_against_the_passes_that_ran():

@@ -148,6 +148,13 @@ class Synchronises(Watched):
         return super().training_step(batch, batch_idx)
 
 
+class ComputesMetric(Watched):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.mean.compute()
+        return loss
+
+
 def late_collective(rank: int) -> str:
     try:
         fit(Parks({0: ALL, 3: WITHOUT_1}), PLAIN, Synchronises(5))
@@ -194,6 +201,7 @@ def play(rank: int) -> dict[str, Any]:
     found["running statistics of ghosts"] = [each.tolist() for each in ghosts.norm.buffers()]
     synced = fit(Parks(PLANS), PLAIN, Synchronises(0))
     found["collectives from the first step on"] = synced
+    found["a metric that is computed in each step"] = fit(Parks(PLANS), PLAIN, ComputesMetric())
     return found
 
 
@@ -205,7 +213,10 @@ def found() -> list[dict[str, Any]]:
 TRAININGS = {"plain": PLAIN, "in windows": IN_WINDOWS}
 
 
-@pytest.mark.parametrize("name", [*TRAININGS, "collectives from the first step on"])
+WITH_COLLECTIVES = ("collectives from the first step on", "a metric that is computed in each step")
+
+
+@pytest.mark.parametrize("name", [*TRAININGS, *WITH_COLLECTIVES])
 def test_learns_what_one_device_learns(found: Any, name: str) -> None:
     alone = train_alone(TRAININGS.get(name, PLAIN))
     for by_rank in found:
@@ -272,9 +283,11 @@ def test_running_statistics_are_those_of_ranks_that_all_run_the_model(found: Any
     assert found[0]["running statistics"][-1] == 3 * (STEPS + 1)
 
 
-def test_collectives_in_the_first_step_let_all_ranks_run_the_model(found: Any) -> None:
+@pytest.mark.parametrize("name", WITH_COLLECTIVES)
+def test_collectives_in_the_first_step_let_all_ranks_run_the_model(found: Any, name: str) -> None:
     for by_rank in found:
-        assert by_rank["collectives from the first step on"][1].ran == [*range(3 * (STEPS + 1))]
+        assert by_rank[name][1].ran == [*range(3 * (STEPS + 1))]
+        assert by_rank[name][1].mean.dist_sync_fn is None
 
 
 def test_a_collective_that_parked_ranks_would_not_meet_is_an_error() -> None:
