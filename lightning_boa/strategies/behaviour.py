@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.distributed as dist
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.modules.batchnorm import SyncBatchNorm
@@ -45,11 +44,8 @@ from lightning_boa.strategies import (
     roll_call,
     trainer_seam,
 )
-from lightning_boa.strategies.abilities import Abilities, why_not_divided
-from lightning_boa.strategies.divided_step import DividedStep
 from lightning_boa.strategies.evaluation import Evaluation, refuse_loaders_side_by_side
 from lightning_boa.strategies.loss_weight import LossWeight, rule_of
-from lightning_boa.strategies.metric_syncs import notice_syncs
 from lightning_boa.strategies.options import (
     BatchWeight,
     BoaOptions,
@@ -58,15 +54,13 @@ from lightning_boa.strategies.options import (
     rule_name,
     whole_numbers,
 )
-from lightning_boa.strategies.parking import Parking
-from lightning_boa.strategies.passes import Passes, refuse_in_passes
 from lightning_boa.strategies.prepared_loaders import PreparedLoaders
 from lightning_boa.strategies.restart import Restart
 from lightning_boa.strategies.roll_call import RollCall
 from lightning_boa.strategies.running_statistics import RunningStatistics
 from lightning_boa.strategies.saved_profile import SavedProfile, installed_software
 from lightning_boa.strategies.step_plans import SWITCH, StepPlans, is_switched_off
-from lightning_boa.strategies.touch import touch
+from lightning_boa.strategies.unusual_steps import UnusualSteps
 from lightning_boa.wrong_lightning import refuse_mix
 
 if TYPE_CHECKING:
@@ -90,8 +84,6 @@ ALIKE = (
     "gradient_clip_val",
     "gradient_clip_algorithm",
 )
-UNDIVIDED = "memory bounds the shares, which cannot run in several passes"
-UNPARKED = "all ranks keep rows, since none can do without running the model"
 GO_ON = "The last checkpoint goes on where it was saved, with fewer ranks too (ckpt_path)."
 
 
@@ -179,16 +171,13 @@ class BoaBehaviour(_Base):
         self._evaluation: Evaluation | None = None
         self._share: Share | None = None
         self._weight: LossWeight | None = None
-        self._passes: Passes | None = None
-        self._divided: DividedStep | None = None
-        self._parking: Parking | None = None
+        self._unusual: UnusualSteps | None = None
         self._statistics: RunningStatistics | None = None
         self._rows_in_step: int | None = None
         self._weighted_backwards = 0
         self._is_automatic = True
         self._after_step: list[Callable[[], None]] = []
         self._after_batch: Callable[[], None] = _do_nothing
-        self._forget_metrics: Callable[[], None] = _do_nothing
         self._measuring: Any = None
         self._watching: list[Any] = []
         self._frozen: list[Tensor] = []
@@ -204,14 +193,12 @@ class BoaBehaviour(_Base):
     @property
     def rows_of_pass(self) -> int | None:
         """Rows of the pass that runs, 0 where this rank is parked; None where the step is one pass of its batch."""
-        if self._parking is not None and self._parking.rests:
-            return 0
-        return None if self._divided is None else self._divided.running_rows
+        return None if self._unusual is None else self._unusual.rows_of_pass
 
     @property
     def has_more_passes(self) -> bool:
         """Whether another pass of the step that runs follows."""
-        return self._divided is not None and self._divided.has_more
+        return self._unusual is not None and self._unusual.has_more_passes
 
     @property
     def orchestration(self) -> Orchestration | None:
@@ -326,7 +313,12 @@ class BoaBehaviour(_Base):
     def begin_planning(self) -> None:
         """Measure and plan; go on with the plan of a checkpoint or an earlier fit if devices and model are the same."""
         assert self.lightning_module is not None
-        self._find_abilities()
+        self._end_unusual_steps()
+        self._unusual = UnusualSteps.find(
+            self, self._trainer, self._plans, self._loaders, self._statistics
+        )
+        if self._unusual is not None:
+            self._loaders.abilities = self._unusual.abilities
         self.network = None
         self._loaders.settle()
         parameters = sum(parameter.numel() for parameter in self.lightning_module.parameters())
@@ -346,8 +338,8 @@ class BoaBehaviour(_Base):
     def begin_epoch(self) -> None:
         """An epoch of training begins on this rank."""
         self.clock.interrupt()
-        if self._parking is not None:
-            self._parking.begin_epoch()
+        if self._unusual is not None:
+            self._unusual.begin_epoch()
         self._loaders.settle()
 
     def end_epoch(self) -> None:
@@ -365,8 +357,8 @@ class BoaBehaviour(_Base):
     def log_epoch_rows(self) -> None:
         """Let `self.log` at the end of an epoch weigh a value of this rank by the rows that it had in the epoch."""
         training = self._trainer.training
-        if training and self._parking is not None:
-            self._parking.end_epoch(self._trainer)
+        if training and self._unusual is not None:
+            self._unusual.end_epoch()
         loaders = self._loaders
         deliveries = loaders.trained if training else loaders.evaluated
         trainer_seam.log_rows(self._trainer, deliveries.pop_rows(), training=training)
@@ -379,7 +371,7 @@ class BoaBehaviour(_Base):
         self._begin_batch_end()
         self.clock.end()
         if self.memory is not None and self.share is not None and self._measures_memory:
-            step = self._divided
+            step = None if self._unusual is None else self._unusual.divided
             self.memory.end_step(self.share.rows if step is None else step.sizes[0])
 
     @override
@@ -391,7 +383,7 @@ class BoaBehaviour(_Base):
     def connect(self, model: Any) -> None:
         super().connect(model)
         trainer = model.trainer
-        self._share = self._passes = self._divided = self._parking = None
+        self._share = None
         self._has_failed = False
         self._after_step = []
         if _is_fit(trainer):
@@ -462,8 +454,7 @@ class BoaBehaviour(_Base):
     def teardown(self) -> None:
         self.measure(False)
         self._statistics = None
-        self._forget_metrics()
-        self._forget_metrics = _do_nothing
+        self._end_unusual_steps()
         for handle in self._watching:
             handle.remove()
         self._watching = []
@@ -526,24 +517,25 @@ class BoaBehaviour(_Base):
         self.clock.begin(share.step, share.rows, share.step_rows, share.wait)
         if self.memory is not None and self._measures_memory:
             self.memory.begin_step()
-        if self._parking is not None:
-            self._parking.begin_step(self._plans.parked_in(share.step, share.step_rows))
-        self._divided = None
-        if self._passes is not None:
+        if self._unusual is not None:
             guarded = self.memory is not None and self._measures_memory
-            self._divided = self._passes.divided(share, batch, guarded=guarded)
+            self._unusual.begin_step(share, batch, guarded=guarded)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.lightning_module is not None
         assert self._weight is not None
         self._settle()
-        if self._divided is not None:
-            return self._first_pass(self._divided, super().training_step, *args[1:], **kwargs)
+        unusual = self._unusual
+        if unusual is not None and unusual.divided is not None:
+            run = super().training_step
+            return unusual.first_pass(
+                unusual.divided, lambda batch: self._take_part(run, batch, *args[1:], **kwargs)
+            )
         if self._share is not None:
             self._weight.begin(self._share, args[0])
-        if self._parking is not None and self._parking.rests:
-            return self._rest()
+        if unusual is not None and unusual.rests:
+            return unusual.rest()
         if self._is_ghost:
             written = () if self._statistics is None else self._statistics.buffers()
             self._after_step.append(ghost.remember_buffers(self.lightning_module, written))
@@ -565,11 +557,11 @@ class BoaBehaviour(_Base):
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         plain = super().backward
         run = partial(self._run_backward, lambda loss: plain(loss, optimizer, *args, **kwargs))
-        if self._divided is None:
+        unusual = self._unusual
+        if unusual is None or unusual.divided is None:
             closure_loss = run(closure_loss)
         else:
-            assert self._passes is not None
-            self._passes.backward(self._divided, closure_loss, run)
+            unusual.backward(unusual.divided, closure_loss, run)
         self.clock.switch("optimizer" if self._is_automatic else "compute")
         return closure_loss
 
@@ -613,8 +605,9 @@ class BoaBehaviour(_Base):
         self._note_collective(is_reduction=True)
         operation = str(getattr(reduce_op, "name", reduce_op)).lower()
         over_ranks = partial(self._reduce_over_ranks, plain, operation)
-        if self._divided is not None and self._rows_in_step is not None:
-            return self._divided.reductions(tensor, operation, over_ranks)
+        in_passes = None if self._unusual is None else self._unusual.reductions
+        if in_passes is not None and self._rows_in_step is not None:
+            return in_passes(tensor, operation, over_ranks)
         return over_ranks(tensor)
 
     def _reduce_over_ranks(
@@ -711,67 +704,19 @@ class BoaBehaviour(_Base):
         if self._statistics is not None and self.share is not None:
             self._statistics.begin(self.share.rows)
 
-    def _rest(self) -> Tensor:
-        """A step of a rank that is parked: it takes part in what is reduced, and does not run the model."""
-        loss = touch(self.ddp)
-        if self._statistics is not None:
-            self._statistics.begin_without_forward()
-        return loss
-
-    def _find_abilities(self) -> None:
-        """What may be planned beside shares, as far as it is asked for; says why, where it is not possible."""
-        asked = self.options.is_bound_by_memory, self.options.parks
-        if not any(asked) or self.world_size == 1:
-            return
-        rule = rule_of(self.options.batch_weight, self._module)
-        why = why_not_divided(self.ddp, self.optimizers, rule)
-        if why is None and not self._loaders.is_divisible:
-            why = "only the rows of a single DataLoader with a map-style data set can be read as needed"
-        if why is not None:
-            for is_asked, words in zip(asked, (UNDIVIDED, UNPARKED), strict=True):
-                if is_asked:
-                    rank_zero_warn(f"boa: {words}: {why}.")
-            return
-        self._forget_metrics()
-        self._forget_metrics = notice_syncs(self._module, self._note_collective)
-        in_passes, parks = asked
-        self._loaders.abilities = Abilities(in_passes, parks, parks and not self._has_own_buffers)
-        if parks:
-            self._parking = Parking(self.global_rank, self.root_device)
-        if in_passes:
-            self._passes = Passes(
-                self, self._trainer, self._loaders.read_again, self._loaders.check
-            )
-
     @property
-    def _has_own_buffers(self) -> bool:
-        """Whether a forward may change buffers whose values on rank 0 are those that count."""
-        written = () if self._statistics is None else self._statistics.buffers()
-        known = {id(buffer) for buffer in written}
-        return any(id(buffer) not in known for buffer in self._module.buffers())
-
-    def _first_pass(self, step: DividedStep, run: Callable[..., Any], *args: Any, **kw: Any) -> Any:
-        assert self._passes is not None
-        assert self._share is not None
-        batches = [batch() for batch in step.batches] if self.loss_weight.needs_batches else []
-        self.loss_weight.begin(self._share, *batches)
-        return self._passes.forward(step, lambda batch: self._take_part(run, batch, *args, **kw))
+    def is_inside_training_step(self) -> bool:
+        """Whether the module's training step runs, on rows or on a ghost's."""
+        return self._rows_in_step is not None and bool(self._trainer.training)
 
     def _note_collective(self, *, is_reduction: bool = False) -> None:
-        """A collective of the module's own: inside its training step ranks may not differ in their forwards."""
-        if self._rows_in_step is None or self._share is None or not self._trainer.training:
-            return
-        if self._parking is not None:
-            self._parking.refuse_collectives()
-            self._plans.run_all()
-        if is_reduction:
-            return
-        schedule = self._plans.schedule
-        has_passes = schedule is not None and schedule.plan_at(self._share.step).has_passes
-        if has_passes or (self._divided is not None and len(self._divided.sizes) > 1):
-            refuse_in_passes()
-        if self._divided is not None:
-            self._divided.has_communicated = True
+        if self._unusual is not None and self.is_inside_training_step:
+            self._unusual.note_collective(is_reduction=is_reduction)
+
+    def _end_unusual_steps(self) -> None:
+        if self._unusual is not None:
+            self._unusual.end()
+            self._unusual = None
 
     @property
     def _is_ghost(self) -> bool:
@@ -954,8 +899,8 @@ class BoaBehaviour(_Base):
         """All hooks at the end of the batch have run."""
         self._after_batch()
         self._after_batch = _do_nothing
-        if self._trainer.training and self._parking is not None:
-            self._parking.end_step(self._trainer)
+        if self._trainer.training and self._unusual is not None:
+            self._unusual.end_step()
         if not self._trainer.training:
             self._evaluates.end_step(self._trainer)
 

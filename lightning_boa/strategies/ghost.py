@@ -109,8 +109,8 @@ def _remember_metric(metric: Metric) -> Callable[[], None]:
                 before = [now[0][:0]] if isinstance(now[0], Tensor) and now[0].ndim else before
             setattr(metric, name, before)
         metric._update_count = count
-        if metric._computed is None or not metric.sync_on_compute:
-            metric._computed = computed
+        together: Any = metric._computed
+        metric._computed = computed if together is None or not metric.sync_on_compute else together
 
     return restore
 

@@ -22,7 +22,7 @@ from lightning_boa.strategies.touch import touch
 Run = Callable[..., Any]
 
 
-class PassesOfStep(Protocol):
+class RunsInPasses(Protocol):
     """What is needed of the strategy."""
 
     clock: StepClock
@@ -33,6 +33,9 @@ class PassesOfStep(Protocol):
 
     @property
     def ddp(self) -> DistributedDataParallel: ...
+
+    @property
+    def is_inside_training_step(self) -> bool: ...
 
     def finish_forwards(self) -> None: ...
 
@@ -49,7 +52,7 @@ class Passes:
 
     def __init__(
         self,
-        strategy: PassesOfStep,
+        strategy: RunsInPasses,
         trainer: Any,
         read_again: Callable[[Share, tuple[int, ...]], list[Any]],
         check: Callable[[Any, Share], object],
