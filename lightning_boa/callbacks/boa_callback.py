@@ -242,6 +242,7 @@ class BoaCallbackBehaviour:
                 row_caps=exchanged.row_caps,
                 closing=closing,
             ),
+            may_fail=_may_fail(strategy.orchestration),
         )
         strategy.keep_profile(before, after)
         self._measure_while_needed(strategy)
@@ -256,12 +257,15 @@ class BoaCallbackBehaviour:
         strategy: PlansBatches,
         records: Sequence[StepRecord],
         next_state: Callable[[Orchestration, Exchange], Orchestration],
+        *,
+        may_fail: bool = False,
     ) -> tuple[Orchestration, Orchestration]:
         """All ranks exchange their figures and stand still while rank 0 decides; the states before and after."""
         before = strategy.orchestration
         assert before is not None
         device = strategy.root_device
-        row_cap = None if strategy.memory is None else strategy.memory.row_cap()
+        memory = strategy.memory
+        row_cap = None if memory is None else memory.row_cap(may_fail=may_fail)
         with strategy.standing_still():
             exchanged = exchange_records(records, strategy.first_free_step, row_cap, device)
             after = decide_once(lambda: next_state(before, exchanged), device)
@@ -331,6 +335,15 @@ class BoaCallbackBehaviour:
     def _measure_while_needed(self, strategy: PlansBatches) -> None:
         orchestration = strategy.orchestration
         strategy.measure(orchestration is not None and orchestration.exchange_after is not None)
+
+
+def _may_fail(orchestration: Orchestration | None) -> bool:
+    """Whether steps of the next plan are run again where memory is short, until the plan has been confirmed."""
+    return (
+        orchestration is not None
+        and orchestration.phase == "warmup"
+        and orchestration.settings.in_passes
+    )
 
 
 def _announce_outcome(before: Orchestration, after: Orchestration) -> None:

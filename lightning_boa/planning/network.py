@@ -19,7 +19,7 @@ from lightning_boa.planning.communication import (
 from lightning_boa.planning.orchestration import Orchestration
 from lightning_boa.planning.passes import share_models
 from lightning_boa.planning.plan import predicted_plan
-from lightning_boa.planning.records import StepRecord
+from lightning_boa.planning.records import step_costs
 from lightning_boa.planning.rounds import cautious
 from lightning_boa.planning.time_models import TimeModel
 from lightning_boa.planning.worker_set import WorkerSet, choose_workers
@@ -197,7 +197,7 @@ def network_findings(orchestration: Orchestration, window: int = 1) -> NetworkFi
     once in ``window`` steps, so that many steps are looked at together.
     """
     plan = orchestration.plan
-    costs = _costs(orchestration.counted_records, plan.batch_sizes)
+    costs = step_costs(orchestration.counted_records, plan.batch_sizes)
     planned = orchestration.planned_measurement
     if not costs or planned is None:
         return None
@@ -398,22 +398,6 @@ def _alike(seconds: Sequence[float]) -> list[float]:
             classes.append([each])
     greatest = {each: max(alike) for alike in classes for each in alike}
     return [greatest[each] for each in seconds]
-
-
-def _costs(records: Sequence[StepRecord], batch_sizes: Sequence[int]) -> list[tuple[float, float]]:
-    """Exposed communication and period of each step that ran ``batch_sizes``, in order, by the ranks with rows."""
-    steps: defaultdict[int, list[StepRecord]] = defaultdict(list)
-    for record in records:
-        if record.rows and record.rows == batch_sizes[record.rank]:
-            steps[record.step].append(record)
-    return [
-        (
-            min(record.communication for record in ranks),
-            max(record.period for record in ranks),
-        )
-        for _, ranks in sorted(steps.items())
-        if len(ranks) == np.count_nonzero(batch_sizes)
-    ]
 
 
 def _means(values: Sequence[float], window: int) -> list[float]:

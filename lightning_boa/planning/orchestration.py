@@ -19,7 +19,7 @@ from lightning_boa.planning.records import (
     StepRecord,
     counted,
     measure_split,
-    step_periods,
+    step_costs,
 )
 from lightning_boa.planning.rounds import (
     LEAST_GAIN,
@@ -410,8 +410,8 @@ class Orchestration:
         What slowed a rank in the warm-up may have had nothing to do with its device.
         """
         evidence = self._evidence
-        equal = step_periods(self.counted_records, evidence.equal)
-        planned = step_periods(self.counted_records, self.plan.batch_sizes)
+        equal = [cost.own for cost in step_costs(self.counted_records, evidence.equal)]
+        planned = [cost.own for cost in step_costs(self.counted_records, self.plan.batch_sizes)]
         if self.plan.batch_sizes == evidence.equal or not equal or not planned:
             return None
         if median(planned) < (1 - LEAST_GAIN) * median(equal):

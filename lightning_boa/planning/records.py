@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from statistics import median
+from typing import NamedTuple
 
 from lightning_boa.errors import MeasurementError
 from lightning_boa.planning.bounds import is_count
@@ -144,10 +145,26 @@ def measure_split(
     )
 
 
-def step_periods(records: Sequence[StepRecord], batch_sizes: Sequence[int]) -> list[float]:
-    """Seconds from one step to the next, the greatest of all ranks, of the whole steps that ran ``batch_sizes``."""
+class StepCost(NamedTuple):
+    """Seconds of a whole step: ``exposed`` is what all ranks spend communicating after the slowest backward, ``period``
+    the greatest time from one step to the next."""
+
+    exposed: float
+    period: float
+
+    @property
+    def own(self) -> float:
+        """Seconds without what all ranks spend communicating, which not every step of an accumulation window does."""
+        return self.period - self.exposed
+
+
+def step_costs(records: Sequence[StepRecord], batch_sizes: Sequence[int]) -> list[StepCost]:
+    """Of the whole steps that ran ``batch_sizes``, in order."""
     return [
-        max(record.period for record in step.values())
+        StepCost(
+            exposed=min(record.communication for record in step.values() if record.rows),
+            period=max(record.period for record in step.values()),
+        )
         for step in _whole_steps(records, batch_sizes)
     ]
 
@@ -161,4 +178,4 @@ def _whole_steps(
         if record.rows == batch_sizes[record.rank]:
             by_step[record.step][record.rank] = record
     needed = {rank for rank, rows in enumerate(batch_sizes) if rows}
-    return [step for step in by_step.values() if needed <= step.keys()]
+    return [step for _, step in sorted(by_step.items()) if needed <= step.keys()]

@@ -12,7 +12,12 @@ from lightning_boa.profiling.exchange import (
     name_ranks,
 )
 from lightning_boa.profiling.host_group import host_group
-from lightning_boa.profiling.memory import MemoryProfile, memory_profile_of, most_rows
+from lightning_boa.profiling.memory import (
+    MemoryProfile,
+    hopeful_rows,
+    memory_profile_of,
+    most_rows,
+)
 from lightning_boa.profiling.network_probe import NetworkProbe
 from lightning_boa.profiling.step_clock import ClockEntry, StepClock
 from lightning_boa.profiling.timelines import AcceleratorTimeline, HostTimeline, timeline_of
@@ -31,6 +36,7 @@ __all__ = [
     "check_same",
     "decide_once",
     "exchange_records",
+    "hopeful_rows",
     "host_group",
     "memory_profile_of",
     "most_rows",

@@ -10,6 +10,7 @@ import torch
 
 MEMORY_SHARE = 0.9
 MOST_ROWS = 2**31 - 1
+LARGEST_PART = 0.8
 
 
 class MemoryGauge(Protocol):
@@ -78,6 +79,35 @@ def most_rows(
     return max(largest, min(int(room / per_row), MOST_ROWS))
 
 
+def hopeful_rows(
+    rows: Sequence[int],
+    resident: Sequence[int],
+    peak: Sequence[int],
+    available: int,
+    share: float = MEMORY_SHARE,
+) -> int:
+    """The most rows whose peak stays within `share` of the available bytes if it is a line over the rows.
+
+    The line through the smallest and the largest size that have run, where they are a fifth apart, up to twice the
+    largest size; else, and where it says less, as `most_rows`. For steps that may run out of memory.
+    """
+    known = most_rows(rows, resident, peak, available, share)
+    added = {
+        size: max(
+            most - before
+            for each, before, most in zip(rows, resident, peak, strict=True)
+            if each == size
+        )
+        for size in (min(rows), max(rows))
+    }
+    (least, at_least), (largest, at_largest) = sorted(added.items())[0], sorted(added.items())[-1]
+    if least > LARGEST_PART * largest or at_largest <= at_least:
+        return known
+    per_row = (at_largest - at_least) / (largest - least)
+    room = share * available - max(resident) - at_largest
+    return max(known, min(largest + int(room / per_row), 2 * largest))
+
+
 @dataclass
 class MemoryProfile:
     """One rank's measured steps, and the rows its memory is predicted to hold at once."""
@@ -113,11 +143,16 @@ class MemoryProfile:
         cap = self.row_cap()
         return max(1, self._failed - 1) if cap is None else cap
 
-    def row_cap(self) -> int | None:
-        """The most rows that fit, None before anything was measured; less than have failed."""
+    def row_cap(self, *, may_fail: bool = False) -> int | None:
+        """The most rows that fit, None before anything was measured; less than have failed.
+
+        Args:
+            may_fail: the steps that follow may run out of memory, so that the prediction may hope.
+        """
         if not self._rows:
             return None
-        cap = most_rows(self._rows, self._resident, self._peak, self.gauge.available())
+        predict = hopeful_rows if may_fail else most_rows
+        cap = predict(self._rows, self._resident, self._peak, self.gauge.available())
         return cap if self._failed is None else max(1, min(cap, self._failed - 1))
 
 

@@ -24,7 +24,7 @@ from lightning_boa.planning import (
     StepRecord,
 )
 from lightning_boa.planning.parking import allocate_or_park
-from lightning_boa.planning.records import measure_split, step_periods
+from lightning_boa.planning.records import StepCost, measure_split, step_costs
 from lightning_boa.planning.rounds import LEAST_GAIN, Evidence
 from lightning_boa.planning.varying import as_usual_steps
 from lightning_boa.planning.watching import Bounds, Watch
@@ -212,7 +212,7 @@ def test_steps_without_records_of_parked_ranks_are_whole():
     assert measured.steps == 3
     assert measured.rank_compute == (1.0, 2.0, 0.0)
     assert measured.step_period == 2.0
-    assert step_periods(records, (5, 4, 0)) == [2.0] * 3
+    assert step_costs(records, (5, 4, 0)) == [StepCost(exposed=0.0, period=2.0)] * 3
     assert measure_split(records[:-1], (5, 4, 0)).steps == 2
     assert measure_split(records, (5, 3, 1)) is None
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_boa.profiling import MemoryProfile, memory_profile_of, most_rows
+from lightning_boa.profiling import MemoryProfile, hopeful_rows, memory_profile_of, most_rows
 
 bytes_ = st.integers(0, 2**36)
 bytes_per_row = st.integers(1, 2**24)
@@ -239,3 +239,25 @@ def test_a_failure_begins_the_measurement_anew() -> None:
     assert profile.row_cap() == 29
     gauge.all_bytes = 100
     assert profile.row_cap() == 20
+
+
+def test_where_a_failure_can_be_mended_a_line_through_two_sizes_is_believed() -> None:
+    rows, resident = [8, 16], [100, 100]
+    fixed, per_row = 200, 10
+    peak = [100 + fixed + per_row * each for each in rows]
+    for available, fits in ((500, 16), (550, 19), (600, 24), (2000, 75)):
+        assert hopeful_rows(rows, resident, peak, available) == fits
+        assert most_rows(rows, resident, peak, available) <= hopeful_rows(
+            rows, resident, peak, available
+        )
+    assert most_rows(rows, resident, peak, 600) == 19
+
+
+@pytest.mark.parametrize(
+    ("rows", "peak"), [([16], [460]), ([15, 16], [450, 460]), ([8, 16], [480, 460])]
+)
+def test_without_a_line_nothing_is_hoped_for(rows: list[int], peak: list[int]) -> None:
+    resident = [100] * len(rows)
+    for available in (500, 600, 2000):
+        hoped = hopeful_rows(rows, resident, peak, available)
+        assert hoped == most_rows(rows, resident, peak, available)
