@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -109,8 +110,9 @@ def _remember_metric(metric: Metric) -> Callable[[], None]:
                 before = [now[0][:0]] if isinstance(now[0], Tensor) and now[0].ndim else before
             setattr(metric, name, before)
         metric._update_count = count
-        together: Any = metric._computed
-        metric._computed = computed if together is None or not metric.sync_on_compute else together
+        here: Any = metric._computed
+        of_all_ranks = here is not None and metric.sync_on_compute and dist.is_initialized()
+        metric._computed = here if of_all_ranks else computed
 
     return restore
 
