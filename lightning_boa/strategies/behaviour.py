@@ -606,7 +606,7 @@ class BoaBehaviour(_Base):
         operation = str(getattr(reduce_op, "name", reduce_op)).lower()
         over_ranks = partial(self._reduce_over_ranks, plain, operation)
         in_passes = None if self._unusual is None else self._unusual.reductions
-        if in_passes is not None and self._rows_in_step is not None:
+        if in_passes is not None and self.is_inside_training_step:
             return in_passes(tensor, operation, over_ranks)
         return over_ranks(tensor)
 

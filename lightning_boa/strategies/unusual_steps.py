@@ -174,6 +174,7 @@ class UnusualSteps:
 
     def end_step(self) -> None:
         """All hooks at the end of a training step have run."""
+        self.divided = None
         if self._parking is not None:
             self._parking.end_step(self._trainer)
 
