@@ -32,6 +32,9 @@ class HasNetwork(Protocol):
     def root_device(self) -> torch.device: ...
 
     @property
+    def reduces_apart(self) -> bool: ...
+
+    @property
     def saves_for_relaunch(self) -> bool: ...
 
     def new_network_probe(self) -> NetworkProbe | None: ...
@@ -42,12 +45,12 @@ def look_at_network(trainer: Any, strategy: HasNetwork) -> None:
 
     The measured steps show it for nothing, and whether a rank costs more than it brings. Where communication is a
     considerable part of a step the network is probed: rank 0 decides, so that all ranks take part in the same
-    collectives.
+    collectives. Steps whose gradients were reduced apart from their backward show nothing of the sort.
     """
     orchestration = strategy.orchestration
     if orchestration is None or orchestration.exchange_after is not None:
         return
-    if trainer.world_size == 1:
+    if trainer.world_size == 1 or strategy.reduces_apart:
         return
     window = trainer.accumulate_grad_batches
     device = strategy.root_device

@@ -300,6 +300,12 @@ class BoaBehaviour(_Base):
         return memory_profile_of(self.root_device)
 
     @property
+    def reduces_apart(self) -> bool:
+        """Whether gradients of measured steps are reduced after the backward, since memory may run short in it."""
+        in_passes = self._unusual is not None and self._unusual.abilities.in_passes
+        return in_passes and self.memory is not None
+
+    @property
     def saves_for_relaunch(self) -> bool:
         """Whether a checkpoint is to be written where fewer ranks would do better, which takes a relaunch."""
         return self.options.parks
