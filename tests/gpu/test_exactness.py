@@ -36,6 +36,12 @@ TRAININGS = {
     "a rank without rows": Training(single=True, strategy={"batch_sizes": [16, 0]}),
     "measured": Training(rows=400, single=True, global_batch_size=20, validation_rows=5),
     "measured, double precision": Training(rows=400, global_batch_size=20),
+    "measured, memory may run short": Training(
+        rows=400, single=True, global_batch_size=20, strategy={"max_batch_size": "auto"}
+    ),
+    "measured, ranks may be parked": Training(
+        rows=400, single=True, global_batch_size=20, strategy={"worker_set": "auto"}
+    ),
 }
 
 

@@ -165,6 +165,7 @@ class Short:
     rows: list[int]
     logged: list[tuple[float, float]]
     orchestration: Any
+    network: Any
 
 
 def with_little_memory(fails: str, available: tuple[int, ...], training: Training) -> Short:
@@ -174,7 +175,9 @@ def with_little_memory(fails: str, available: tuple[int, ...], training: Trainin
     module = Counted(fails)
     found = fit(strategy, training, module, cluster)
     rows = [row for step in module.seen for row in step]
-    return Short(found, module.forwards, rows, module.logged, strategy.orchestration)
+    return Short(
+        found, module.forwards, rows, module.logged, strategy.orchestration, strategy.network
+    )
 
 
 class Gathers(Counted):
@@ -358,6 +361,13 @@ def test_an_evaluation_keeps_to_what_fits_at_once(found: Any) -> None:
     validated = [by_rank["validated"] for by_rank in found]
     assert sum(map(sum, validated)) == 100
     assert [max(rows) for rows in validated] == [17, 9, 10]
+
+
+def test_steps_that_reduce_after_their_backward_say_nothing_of_the_network(found: Any) -> None:
+    for by_rank in found:
+        played = by_rank["backward", "rank 1"]
+        assert played.orchestration.planned_measurement is not None
+        assert played.network is None
 
 
 def test_a_training_that_cannot_run_in_passes_says_why(found: Any) -> None:
