@@ -90,6 +90,14 @@ class DividedStep:
         """The first pass, as far as its output."""
         return self._until_it_fits(self._first_forward)
 
+    def forward_only(self) -> Any:
+        """All passes, where no backward follows; the output of the first one."""
+        output = self.forward()
+        for number in range(1, len(self.sizes)):
+            self._forward(number)
+        self.runs.finish_forwards()
+        return output
+
     def backward(self, loss: Tensor) -> None:
         """The rest of the first pass, whose loss this is, and all others; then the gradients are reduced."""
         gradients = self._gradients() if self.is_guarded else []

@@ -88,7 +88,11 @@ class Passes:
         """The output of the step's first pass; `run` makes one of a batch."""
         self._forward = run
         self._strategy.clock.count_passes(len(step.sizes))
-        return step.forward()
+        if not trainer_seam.skips_backward(self._trainer):
+            return step.forward()
+        output = step.forward_only()
+        self._log_whole_step()
+        return output
 
     def backward(self, step: DividedStep, loss: Tensor, run: Run) -> None:
         """All that follows; `run` is the backward of a pass."""

@@ -19,6 +19,8 @@
     Which of the four loops evaluates, and which of its steps runs.
 `LightningModule._on_before_batch_transfer`
     Batches of later passes take the way to the device that the loop's own batches take.
+`fit_loop._skip_backward`
+    Stochastic weight averaging ends with an epoch of forwards.
 `_combined_loader` of a loop and its `_mode`
     How several loaders are combined.
 `LightningModule._current_fx_name`
@@ -213,6 +215,11 @@ def to_device(trainer: Any, batch: Any) -> Any:
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def skips_backward(trainer: Any) -> bool:
+    """Whether training steps are run for what they do to buffers alone."""
+    return bool(trainer.fit_loop._skip_backward)
 
 
 def backward_begins_with(trainer: Any, output: Any) -> torch.Tensor:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from pytorch_lightning.callbacks import StochasticWeightAveraging
+from torch import Tensor, nn
 
 from lightning_boa import BoaStrategy
 from lightning_boa.errors import UnsupportedError
@@ -17,6 +18,7 @@ from lightning_boa.planning import BatchPlan, InPasses, LinearTime, Schedule, pl
 from lightning_boa.profiling import HostTimeline, MemoryProfile, StepClock
 from tests.processes.ranks import run_ranks
 from tests.processes.training import (
+    FEATURES,
     Outcome,
     Regression,
     Training,
@@ -180,6 +182,16 @@ def with_little_memory(fails: str, available: tuple[int, ...], training: Trainin
     )
 
 
+class Normed(Counted):
+    """Has statistics that the averaging of weights has to find anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.insert(0, nn.BatchNorm1d(FEATURES).double())
+
+    def on_train_batch_end(self, *arguments: Any) -> None: ...
+
+
 class Gathers(Counted):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.all_gather(torch.zeros(1))
@@ -221,6 +233,10 @@ def play(rank: int) -> dict[Any, Any]:
     result, module = with_plan(replace(PLAIN, workers=1))
     found["planned", "workers"] = result, module.forwards, module.seen, module.logged
     found["hooks"] = module.hooks
+    averaged = Normed()
+    swa = StochasticWeightAveraging(0.05, swa_epoch_start=1, annealing_epochs=1)
+    fit(Divided(global_batch_size=ROWS), PLAIN, averaged, swa)
+    found["an epoch of forwards"] = averaged.seen
     validating = Counted()
     strategy = Divided(global_batch_size=ROWS)
     trainer = trainer_with(strategy, replace(PLAIN, epochs=1))
@@ -349,6 +365,11 @@ def test_memory_does_not_cap_the_share_of_a_fast_rank(found: Any) -> None:
             for model, rows in zip((InPasses(fast, at_once), slow, slow), result.plan, strict=True)
         ]
         assert max(seconds) <= 1.03 * optimum
+
+
+def test_an_epoch_of_forwards_runs_all_passes(found: Any) -> None:
+    seen = [row for by_rank in found for step in by_rank["an epoch of forwards"] for row in step]
+    assert sorted(seen) == sorted([*range(PLAIN.rows)] * (PLAIN.epochs + 1))
 
 
 def test_hooks_of_a_pass_and_of_a_batch(found: Any) -> None:
