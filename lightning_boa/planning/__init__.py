@@ -42,6 +42,7 @@ from lightning_boa.planning.time_models import (
 )
 from lightning_boa.planning.watching import BLOCK_STEPS, Block, block_of
 from lightning_boa.planning.weights import BATCH_WEIGHTS, gradient_weight
+from lightning_boa.planning.words import rank_names
 from lightning_boa.planning.worker_set import WorkerSet, choose_workers
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "plan_batches",
     "predicted_plan",
     "probe_groups",
+    "rank_names",
     "row_bounds",
     "shared_links",
     "step_end",

@@ -9,7 +9,6 @@ from lightning_boa.profiling.exchange import (
     check_same,
     decide_once,
     exchange_records,
-    name_ranks,
 )
 from lightning_boa.profiling.host_group import host_group
 from lightning_boa.profiling.memory import (
@@ -40,6 +39,5 @@ __all__ = [
     "host_group",
     "memory_profile_of",
     "most_rows",
-    "name_ranks",
     "timeline_of",
 ]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_boa.errors import AgreementError, BoaError
-from lightning_boa.planning import StepRecord
+from lightning_boa.planning import StepRecord, rank_names
 
 T = TypeVar("T")
 CAPACITY = 128
@@ -117,7 +117,7 @@ def check_digest(digest: int, what: str, device: torch.device) -> None:
     different = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if different:
         raise AgreementError(
-            f"Expected the same {what} on all ranks, but {name_ranks(different)} differ from rank 0. All ranks must run"
+            f"Expected the same {what} on all ranks, but {rank_names(different)} differ from rank 0. All ranks must run"
             " the same script with the same options, data and versions."
         )
 
@@ -136,15 +136,10 @@ def check_same(facts: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
             ranks_by_value.setdefault(repr(theirs.get(name)), []).append(rank)
         if len(ranks_by_value) > 1:
             values = "; ".join(
-                f"{value} on {name_ranks(ranks)}" for value, ranks in ranks_by_value.items()
+                f"{value} on {rank_names(ranks)}" for value, ranks in ranks_by_value.items()
             )
             raise AgreementError(
                 f"Expected the same {name} on all ranks, got {values}. All ranks must run the same script with the same"
                 " options and data."
             )
     return tuple(gathered)
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """ "rank 2", or "ranks 0, 1"."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_boa.errors import UnsupportedError
-from lightning_boa.profiling import name_ranks
+from lightning_boa.planning import rank_names
 from lightning_boa.strategies import trainer_seam
 
 
@@ -57,7 +57,7 @@ class Parking:
         if self._resting:
             raise UnsupportedError(
                 f"Expected no collective inside training_step (all_gather, self.log(…, on_step=True, sync_dist=True))"
-                f" after the first step of an epoch without any, since {name_ranks(self._resting)} then do not run the"
+                f" after the first step of an epoch without any, since {rank_names(self._resting)} then do not run the"
                 ' model. Let worker_set be "advise", which leaves every rank its rows.'
             )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_boa.profiling import name_ranks
+from lightning_boa.planning import rank_names
 
 SILENCE_SECONDS = 10
 
@@ -68,4 +68,4 @@ def _absent(standing: Standing) -> str:
 def _places(standings: Mapping[int, Standing]) -> Iterator[str]:
     for place in dict.fromkeys(standing.place for standing in standings.values()):
         ranks = [rank for rank, standing in standings.items() if standing.place == place]
-        yield f"{name_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'} last heard of {place}"
+        yield f"{rank_names(ranks)} {'was' if len(ranks) == 1 else 'were'} last heard of {place}"
