@@ -74,6 +74,7 @@ ALIKE = (
     "max_steps",
     "min_epochs",
     "min_steps",
+    "overfit_batches",
     "limit_train_batches",
     "limit_val_batches",
     "num_sanity_val_steps",
@@ -747,7 +748,7 @@ class BoaBehaviour(_Base):
         ddp = {name: each for name, each in self._ddp_kwargs.items() if isinstance(each, plain)}
         return {
             **self.options.facts,
-            "options of DistributedDataParallel": dict(sorted(ddp.items())),
+            **{f"{name} of DistributedDataParallel": each for name, each in sorted(ddp.items())},
             "world size": self.world_size,
             SWITCH: is_switched_off(),
             "use of validation": bool(self._trainer.enable_validation),

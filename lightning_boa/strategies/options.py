@@ -164,17 +164,12 @@ class BoaOptions:
                 )
 
     @property
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, Any]:
         """What all ranks must have set alike, in words that do not depend on the process."""
-        alike = [field.name for field in fields(self)]
-        alike = [name for name in alike if name not in ("batch_weight", "profile")]
-        return {
-            "options of BoaStrategy": ", ".join(
-                f"{name}={getattr(self, name)!r}" for name in alike
-            ),
-            "rule": rule_name(self.batch_weight),
-            "use of a profile": repr(self.profile is not None),
-        }
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        said["batch_weight"] = rule_name(self.batch_weight)
+        said["profile"] = "a file" if self.profile is not None else None
+        return {f"{name} of BoaStrategy": value for name, value in said.items()}
 
     def plan(self, world_size: int, global_batch_size: int, *, unit: int = 1) -> BatchPlan | None:
         """The fixed plan, None where the devices are to be measured.

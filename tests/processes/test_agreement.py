@@ -281,9 +281,14 @@ def other_size_of_process_group(rank: int) -> None:
 REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
     wrong_length: ("OptionError", "batch_sizes", "2 ranks"),
     wrong_sum: ("OptionError", "batch_sizes", "sum"),
-    other_plan_on_one_rank: ("AgreementError", "rank 0", "rank 1", "batch_sizes=(4, 4)"),
+    other_plan_on_one_rank: ("AgreementError", "batch_sizes of BoaStrategy", "(4, 4) on rank 0"),
     longer_data_on_one_rank: ("AgreementError", "32 on rank 0", "33 on rank 1"),
-    other_options_on_one_rank: ("AgreementError", "granularity=1", "granularity=2", "on rank 1"),
+    other_options_on_one_rank: (
+        "AgreementError",
+        "granularity of BoaStrategy",
+        "1 on rank 0",
+        "2 on rank 1",
+    ),
     other_batch_size_on_one_rank: ("AgreementError", "8 on rank 0", "10 on rank 1"),
     shuffled_on_one_rank: (
         "AgreementError",
@@ -313,8 +318,8 @@ REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
     more_epochs_on_one_rank: ("AgreementError", "1 on rank 0", "2 on rank 1"),
     other_option_of_ddp_on_one_rank: (
         "AgreementError",
-        "DistributedDataParallel",
-        "True} on rank 1",
+        "find_unused_parameters of DistributedDataParallel",
+        "True on rank 1",
     ),
     validation_on_one_rank: ("AgreementError", "use of validation", "True on rank 1"),
     more_validation_loaders_on_one_rank: ("AgreementError", "1 on rank 0", "2 on rank 1"),
