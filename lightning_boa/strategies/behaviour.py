@@ -427,11 +427,11 @@ class BoaBehaviour(_Base):
         if self._evaluation is None:
             self._evaluation = Evaluation(self.global_rank, self.world_size)
         self._begin_roll_call()
+        if _is_fit(self._trainer):
+            check_same(self._facts_of_the_run)
 
     @override
     def setup(self, trainer: Any) -> None:
-        if _is_fit(trainer):
-            check_same(self._facts_of_the_run)
         super().setup(trainer)
         if not _is_fit(trainer):
             return
@@ -743,7 +743,7 @@ class BoaBehaviour(_Base):
 
     @property
     def _facts_of_the_run(self) -> dict[str, Any]:
-        """What all ranks must have in common before any of them sets up a loader."""
+        """What all ranks must have in common before any callback or loader is set up."""
         plain = (bool, int, float, str, type(None))
         ddp = {name: each for name, each in self._ddp_kwargs.items() if isinstance(each, plain)}
         return {
@@ -751,6 +751,9 @@ class BoaBehaviour(_Base):
             **{f"{name} of DistributedDataParallel": each for name, each in sorted(ddp.items())},
             "world size": self.world_size,
             SWITCH: is_switched_off(),
+            "callbacks that monitor a value": [
+                type(each).__name__ for each in self._trainer.callbacks if hasattr(each, "monitor")
+            ],
             "use of validation": bool(self._trainer.enable_validation),
             **{flag: getattr(self._trainer, flag) for flag in ALIKE},
         }

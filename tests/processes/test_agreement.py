@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from lightning_boa import BoaStrategy
@@ -122,6 +123,16 @@ def more_epochs_on_one_rank(rank: int) -> None:
 
 def other_option_of_ddp_on_one_rank(rank: int) -> None:
     fit(BoaStrategy(find_unused_parameters=rank == 1), plain_loader())
+
+
+def checkpoints_on_one_rank(rank: int) -> None:
+    quiet()
+    options = {**trainer_options(Training(epochs=2)), "enable_checkpointing": rank == 1}
+    callbacks = (
+        [ModelCheckpoint("kept"), EarlyStopping("loss")] if rank else [EarlyStopping("loss")]
+    )
+    trainer = pl.Trainer(strategy=BoaStrategy(), devices=RANKS, callbacks=callbacks, **options)
+    trainer.fit(Regression(), plain_loader())
 
 
 def fit_and_validate(loaders: Any, **options: Any) -> None:
@@ -320,6 +331,11 @@ REFUSED: dict[Callable[[int], None], tuple[str, ...]] = {
         "AgreementError",
         "find_unused_parameters of DistributedDataParallel",
         "True on rank 1",
+    ),
+    checkpoints_on_one_rank: (
+        "AgreementError",
+        "callbacks that monitor a value",
+        "['EarlyStopping', 'ModelCheckpoint'] on rank 1",
     ),
     validation_on_one_rank: ("AgreementError", "use of validation", "True on rank 1"),
     more_validation_loaders_on_one_rank: ("AgreementError", "1 on rank 0", "2 on rank 1"),
