@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightning_boa.errors import OptionError
@@ -15,6 +16,7 @@ from lightning_boa.planning import RingAllReduce
 from lightning_boa.wrong_lightning import refuse_mix
 
 FORWARD_SHARE = 1 / 3
+OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 
 
 def rows_of_batch(batch: Any) -> int:
@@ -62,6 +64,39 @@ class Stopwatch:
             self._sleep(remaining)
 
 
+class EmulatedMemory:
+    """The memory of a device that holds so many rows at once: a gauge of bytes, of which a row takes one."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._held = 0
+
+    def begin_step(self) -> int:
+        """Nothing is held."""
+        self._held = 0
+        return 0
+
+    def peak(self) -> int:
+        """The most rows that were held at once since the step began."""
+        return self._held
+
+    def available(self) -> int:
+        """The rows that it holds."""
+        return self._rows
+
+    def hold(self, rows: int) -> None:
+        """A forward of so many rows begins.
+
+        Raises:
+            torch.OutOfMemoryError: they are too many.
+        """
+        if rows > self._rows:
+            raise OUT_OF_MEMORY(
+                f"CUDA out of memory (emulated): {rows} rows, and this device holds {self._rows} at once."
+            )
+        self._held = max(self._held, rows)
+
+
 class EmulatedClusterBehaviour:
     """Rank i's training step of b rows lasts max(floor_i, overhead_i + b * seconds_per_sample_i).
 
@@ -82,6 +117,8 @@ class EmulatedClusterBehaviour:
         names: what the devices are called in tables and pictures, one per rank.
         throttle: {rank: {step: factor}}: from this training step on the rank's step lasts `factor` times as long, until
             another factor follows (1.0: as fast as before). Steps are batches, counted since training began.
+        rows_at_once: the most rows that a rank's memory holds in a forward and backward, a number or one (or None: any)
+            per rank; more of them raise what CUDA raises.
         bandwidth: bytes per second over a rank's link, a number or one per rank; infinity: nothing is emulated.
         latency: seconds of an empty message.
         clock: seconds, increasing; a test may inject its own.
@@ -100,6 +137,7 @@ class EmulatedClusterBehaviour:
         floor: float | Sequence[float] = 0.0,
         names: Sequence[str] | None = None,
         throttle: Mapping[int, Mapping[int, float]] | None = None,
+        rows_at_once: int | Sequence[int | None] | None = None,
         bandwidth: float | Sequence[float] = math.inf,
         latency: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
@@ -122,6 +160,8 @@ class EmulatedClusterBehaviour:
                 f"names: expected one name for each of the {ranks} values of seconds_per_sample, got {names!r}."
             )
         self.throttle = _throttle(throttle or {}, ranks)
+        self.rows_at_once = _rows_at_once(rows_at_once, ranks)
+        self.memory: EmulatedMemory | None = None
         self.bandwidth = _per_rank("bandwidth", bandwidth, ranks)
         if not all(each > 0 for each in self.bandwidth):
             raise OptionError(
@@ -171,6 +211,8 @@ class EmulatedClusterBehaviour:
                 f" {len(self.seconds_per_sample)}. Give EmulatedCluster as many devices as the trainer has."
             )
         self._rank = trainer.global_rank
+        rows = self.rows_at_once[self._rank]
+        self.memory = None if rows is None else EmulatedMemory(rows)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._release()
@@ -220,9 +262,11 @@ class EmulatedClusterBehaviour:
 
     def _enter(self, strategy: Any) -> None:
         if self._waits_for_entry:
-            self._waits_for_entry = False
             rows = _rows_of_pass(strategy)
             rows = self._batch_rows if rows is None else rows
+            if self.memory is not None:
+                self.memory.hold(rows)
+            self._waits_for_entry = False
             self._duration = self.step_seconds(self._rank, rows, self._step) if rows else 0.0
             self._stopwatch.begin()
             self._stopwatch.wait_for(FORWARD_SHARE * self._duration)
@@ -273,6 +317,17 @@ def _per_rank(name: str, value: float | Sequence[float], ranks: int) -> tuple[fl
             f"{name}: expected a number or one value for each of {ranks} ranks, got {len(values)} values."
         )
     return values
+
+
+def _rows_at_once(value: int | Sequence[int | None] | None, ranks: int) -> tuple[int | None, ...]:
+    values = list(value) if isinstance(value, Sequence) else [value] * ranks
+    are_counts = all(each is None or (isinstance(each, int) and each >= 1) for each in values)
+    if len(values) != ranks or not are_counts:
+        raise OptionError(
+            f"rows_at_once: expected a whole number of at least 1, or one (or None) for each of {ranks} ranks, got"
+            f" {value!r}."
+        )
+    return tuple(values)
 
 
 def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:

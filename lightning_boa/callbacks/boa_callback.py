@@ -22,6 +22,7 @@ from lightning_boa.planning import (
     StepRecord,
 )
 from lightning_boa.profiling import (
+    MOST_ROWS,
     BlockExchange,
     Exchange,
     MemoryProfile,
@@ -268,7 +269,7 @@ class BoaCallbackBehaviour:
         assert before is not None
         device = strategy.root_device
         memory = strategy.memory
-        row_cap = None if memory is None else memory.row_cap(may_fail=may_fail)
+        row_cap = MOST_ROWS if memory is None else memory.row_cap(may_fail=may_fail)
         with strategy.standing_still():
             exchanged = exchange_records(records, strategy.first_free_step, row_cap, device)
             after = decide_once(lambda: next_state(before, exchanged), device)

@@ -46,7 +46,7 @@ class EmulatedDevice:
     """A device whose training step lasts at least max(floor, overhead + rows x seconds_per_sample) seconds.
 
     ``throttle`` multiplies them by a factor from a step on: {step: factor}. ``bandwidth`` is that of its link to the
-    others, in bytes per second.
+    others, in bytes per second. ``rows_at_once`` are the most rows that its memory holds.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class EmulatedDevice:
         floor: float = 0.0,
         throttle: Mapping[int, float] | None = None,
         bandwidth: float = math.inf,
+        rows_at_once: int | None = None,
     ) -> None:
         self.name = str(name)
         self.seconds_per_sample = number(
@@ -65,6 +66,11 @@ class EmulatedDevice:
         self.overhead = number("cluster.devices.overhead", overhead, least=0)
         self.floor = number("cluster.devices.floor", floor, least=0)
         self.throttle = throttle
+        self.rows_at_once = (
+            None
+            if rows_at_once is None
+            else whole_number("cluster.devices.rows_at_once", rows_at_once, least=1)
+        )
         self.bandwidth = (
             bandwidth
             if bandwidth == math.inf
@@ -125,6 +131,7 @@ class EmulatedDevices:
                     for rank, device in enumerate(present)
                     if device.throttle is not None
                 },
+                rows_at_once=[device.rows_at_once for device in present],
                 bandwidth=[device.bandwidth for device in present],
                 latency=self.latency,
             )
@@ -136,6 +143,6 @@ def _device(values: dict[str, object]) -> EmulatedDevice:
         return EmulatedDevice(**values)  # type: ignore[arg-type]
     except TypeError as error:
         raise OptionError(
-            "cluster.devices: expected name, seconds_per_sample and, if wanted, overhead, floor, throttle and "
-            f"bandwidth, got {values!r}."
+            "cluster.devices: expected name, seconds_per_sample and, if wanted, overhead, floor, throttle, "
+            f"bandwidth and rows_at_once, got {values!r}."
         ) from error

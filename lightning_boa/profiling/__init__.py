@@ -12,6 +12,7 @@ from lightning_boa.profiling.exchange import (
 )
 from lightning_boa.profiling.host_group import host_group
 from lightning_boa.profiling.memory import (
+    MOST_ROWS,
     MemoryProfile,
     hopeful_rows,
     memory_profile_of,
@@ -22,6 +23,7 @@ from lightning_boa.profiling.step_clock import ClockEntry, StepClock
 from lightning_boa.profiling.timelines import AcceleratorTimeline, HostTimeline, timeline_of
 
 __all__ = [
+    "MOST_ROWS",
     "AcceleratorTimeline",
     "BlockExchange",
     "BlockFigures",

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from lightning_boa.errors import AgreementError, BoaError
 from lightning_boa.planning import StepRecord, rank_names
+from lightning_boa.profiling.memory import MOST_ROWS
 
 T = TypeVar("T")
 CAPACITY = 128
@@ -31,7 +32,8 @@ _WHOLE = ("step", "rows", "step_rows", "passes")
 
 @dataclass(frozen=True)
 class Exchange:
-    """What every rank knows after an exchange: all ranks' steps, the first free step, the rows that fit by rank."""
+    """What every rank knows after an exchange: all ranks' steps, the first free step, the rows that fit by rank (None
+    where some rank does not know yet, or nothing limits any)."""
 
     records: tuple[StepRecord, ...]
     first_free_step: int
@@ -46,7 +48,7 @@ def exchange_records(
     Args:
         records: this rank's steps since the last exchange; the newest 128 are sent.
         first_free_step: the first step that this rank's sampler has not handed out.
-        row_cap: the most rows that this rank's memory holds, None if unknown.
+        row_cap: the most rows that this rank's memory holds, None if unknown, `MOST_ROWS` if nothing limits them.
         device: where the process group's backend wants its tensors.
     """
     kept = list(records)[-CAPACITY:]
@@ -69,7 +71,7 @@ def exchange_records(
             for row in table[1 : int(table[0, 0]) + 1].tolist()
         ),
         first_free_step=max(int(table[0, 1]) for table in tables),
-        row_caps=None if min(caps) < 0 else tuple(caps),
+        row_caps=tuple(caps) if 0 <= min(caps) < MOST_ROWS else None,
     )
 
 

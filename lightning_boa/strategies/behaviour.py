@@ -17,6 +17,7 @@ from torch.optim import LBFGS
 from typing_extensions import override
 
 from lightning_boa.data import Share
+from lightning_boa.emulation import EmulatedClusterBehaviour
 from lightning_boa.errors import UnsupportedError
 from lightning_boa.planning import (
     BatchPlan,
@@ -167,6 +168,7 @@ class BoaBehaviour(_Base):
         self.memory: MemoryProfile | None = None
         self.network: NetworkFindings | None = None
         self._measures_memory = False
+        self._some_memory_is_measured = False
         self._seed: int | None = None
         self._prepared: PreparedLoaders | None = None
         self._evaluation: Evaluation | None = None
@@ -298,13 +300,16 @@ class BoaBehaviour(_Base):
 
     def new_memory_profile(self) -> MemoryProfile | None:
         """What measures this rank's memory, None where the device's memory is not its own."""
+        for callback in self._trainer.callbacks:
+            if isinstance(callback, EmulatedClusterBehaviour) and callback.memory is not None:
+                return MemoryProfile(callback.memory)
         return memory_profile_of(self.root_device)
 
     @property
     def reduces_apart(self) -> bool:
         """Whether gradients of measured steps are reduced after the backward, since memory may run short in it."""
         in_passes = self._unusual is not None and self._unusual.abilities.in_passes
-        return in_passes and self.memory is not None
+        return in_passes and self._some_memory_is_measured
 
     @property
     def saves_for_relaunch(self) -> bool:
@@ -437,6 +442,7 @@ class BoaBehaviour(_Base):
             return
         self.clock = self.new_clock()
         self.memory = self.new_memory_profile()
+        self._some_memory_is_measured = self._is_on_any_rank(self.memory is not None)
         assert self.lightning_module is not None
         self._is_automatic = self.lightning_module.automatic_optimization
         rule = rule_of(self.options.batch_weight, self.lightning_module)
@@ -710,6 +716,13 @@ class BoaBehaviour(_Base):
         """All rows of this rank have been through the model: what is reduced beside the gradients begins."""
         if self._statistics is not None and self.share is not None:
             self._statistics.begin(self.share.rows)
+
+    def _is_on_any_rank(self, here: bool) -> bool:
+        if not self.options.is_bound_by_memory:
+            return here
+        everywhere: list[Any] = [None] * self.world_size
+        dist.all_gather_object(everywhere, here)
+        return any(everywhere)
 
     @property
     def is_inside_training_step(self) -> bool:

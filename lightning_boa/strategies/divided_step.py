@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_boa.emulation import OUT_OF_MEMORY
 from lightning_boa.errors import UnsupportedError
 from lightning_boa.planning import pass_sizes
 from lightning_boa.strategies.pass_reductions import PassReductions
 
-OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 SAID_OTHERWISE = ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "HIP out of memory")
 
 

@@ -17,7 +17,7 @@ from lightning_boa.strategies import ghost, trainer_seam
 from lightning_boa.strategies.divided_step import DividedStep
 from lightning_boa.strategies.loss_weight import LossWeight
 from lightning_boa.strategies.pass_reductions import together
-from lightning_boa.strategies.touch import touch
+from lightning_boa.strategies.touch import remember_forward, touch
 
 Run = Callable[..., Any]
 
@@ -138,6 +138,7 @@ class Passes:
             ghost.remember_buffers(module),
             *ghost.remember_metrics(module),
             trainer_seam.remember_logged(self._trainer, keeps_first_means=False),
+            remember_forward(module),
         ]
 
         def restore() -> None:

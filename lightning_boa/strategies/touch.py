@@ -6,7 +6,7 @@ bucket by bucket, whatever hooks and compression DDP has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,6 +22,23 @@ def touch(ddp: DistributedDataParallel) -> Tensor:
     with _in_place_of_forward(ddp.module, partial(_zero_of, list(reversed(parameters)))):
         output: Tensor = ddp()
     return output
+
+
+def remember_forward(module: Any) -> Callable[[], None]:
+    """The returned function takes away what has been put in place of the module's forward since.
+
+    Lightning puts its training step there, and takes it away once it has begun: not where the memory for its inputs is
+    short.
+    """
+    own = module.__dict__.get("forward")
+
+    def restore() -> None:
+        if own is not None:
+            module.forward = own
+        elif "forward" in module.__dict__:
+            del module.forward
+
+    return restore
 
 
 class _Zero(torch.autograd.Function):
@@ -45,12 +62,9 @@ def _zero_of(parameters: list[Tensor]) -> Tensor:
 
 @contextmanager
 def _in_place_of_forward(module: Any, function: Any) -> Iterator[None]:
-    own = module.__dict__.get("forward")
+    restore = remember_forward(module)
     module.forward = function
     try:
         yield
     finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
+        restore()

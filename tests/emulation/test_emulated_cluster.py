@@ -155,6 +155,29 @@ def test_each_pass_lasts_as_a_step_of_its_rows(machine: Machine) -> None:
     assert run.step_in_passes(4, 4) == last_digits(10.0)
 
 
+def test_more_rows_than_memory_holds_raise_what_cuda_raises(machine: Machine) -> None:
+    run = Run(machine, Chain(), seconds_per_sample=[0.5, 0.5], rows_at_once=[6, None], rank=0)
+    memory = run.cluster.memory
+    assert memory is not None
+    run.step(4)
+    assert (memory.begin_step(), memory.available()) == (0, 6)
+    run.step_in_passes(6, 5)
+    assert memory.peak() == 6
+    run.strategy.rows_of_pass = None
+    with pytest.raises(torch.OutOfMemoryError, match="7 rows, and this device holds 6"):
+        run.step(7)
+    assert memory.peak() == 6
+    memory.begin_step()
+    assert memory.peak() == 0
+    assert Run(machine, Chain(), seconds_per_sample=[1.0], rows_at_once=None).cluster.memory is None
+
+
+@pytest.mark.parametrize("rows", [0, 2.5, [1, 2], [0, 1, 2], "many"])
+def test_rows_at_once_are_counts(rows: Any) -> None:
+    with pytest.raises(OptionError, match="rows_at_once: expected a whole number"):
+        EmulatedClusterBehaviour([1.0] * 3, rows_at_once=rows)
+
+
 def test_a_parked_rank_takes_no_time(machine: Machine) -> None:
     run = Run(machine, Chain(), seconds_per_sample=[0.5], overhead=3.0, floor=4.5)
     run.strategy.rows_of_pass = 0

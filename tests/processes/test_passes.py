@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -247,6 +248,8 @@ def play(rank: int) -> dict[Any, Any]:
             found[where, name] = with_little_memory(where, available, PLAIN)
         found[where, "in windows"] = with_little_memory(where, MEMORIES["rank 1"], IN_WINDOWS)
     found["fast with little memory"] = fast_with_little_memory(rank)
+    for name, arguments in EMULATED.items():
+        found["emulated", name] = emulated_memory(rank, *arguments)
     found["warnings"] = warnings_of(BoaStrategy(max_batch_size="auto", find_unused_parameters=True))
     return found
 
@@ -259,6 +262,26 @@ def fast_with_little_memory(rank: int) -> tuple[Outcome, Any]:
     return fit(strategy, MEASURED, Counted("backward"), cluster), strategy.orchestration
 
 
+class InVirtualTime(BoaStrategy):
+    time: VirtualTime
+
+    def new_clock(self) -> StepClock:
+        return StepClock(self.global_rank, HostTimeline(self.time), clock=self.time)
+
+
+def emulated_memory(rank: int, at_once: Sequence[int | None], by_itself: bool) -> Any:
+    """Memory is short on some ranks before their forward has begun, and the others' is not measured at all."""
+    strategy = InVirtualTime(max_batch_size="auto" if by_itself else None, global_batch_size=ROWS)
+    cluster = emulated(strategy, [1.0, 3.0, 3.0], overhead=OVERHEAD, rows_at_once=at_once)
+    result = fit(strategy, MEASURED, Regression(schedules=False), cluster)
+    return result, strategy.orchestration, strategy.network
+
+
+EMULATED: dict[str, tuple[tuple[int | None, ...], bool]] = {
+    "first": ((12, None, None), True),
+    "two": ((None, 9, 12), True),
+    "bounded": ((22, None, None), False),
+}
 OVERHEAD = 4.0
 MEASURED = Training(rows=ROWS * 30, global_batch_size=ROWS, epochs=1, schedules=False)
 
@@ -365,6 +388,22 @@ def test_memory_does_not_cap_the_share_of_a_fast_rank(found: Any) -> None:
             for model, rows in zip((InPasses(fast, at_once), slow, slow), result.plan, strict=True)
         ]
         assert max(seconds) <= 1.03 * optimum
+
+
+@pytest.mark.parametrize("name", EMULATED)
+def test_memory_may_be_short_on_some_ranks_only(found: Any, name: str) -> None:
+    alone = train_alone(MEASURED)
+    at_once, by_itself = EMULATED[name]
+    for by_rank in found:
+        result, orchestration, network = by_rank["emulated", name]
+        assert relative_error(result.weights, alone.weights) < 1e-10
+        assert orchestration.phase == "planned"
+        for rows, cap in zip(at_once, orchestration.row_caps, strict=True):
+            assert cap <= rows if rows is not None else cap > ROWS
+        assert (network is None) == by_itself
+        if not by_itself:
+            assert result.plan[0] <= 22
+            assert orchestration.plan.rows_per_pass is None
 
 
 def test_an_epoch_of_forwards_runs_all_passes(found: Any) -> None:
