@@ -19,6 +19,7 @@ from lightning_boa.planning import (
 from lightning_boa.profiling import NetworkProbe, StepClock, decide_once
 
 RELAUNCH = "boa-relaunch.ckpt"
+PARKING = 'worker_set="auto" leaves such ranks out while it trains, unless training_step communicates over ranks'
 
 
 class HasNetwork(Protocol):
@@ -67,7 +68,7 @@ def look_at_network(trainer: Any, strategy: HasNetwork) -> None:
     strategy.network = found
     if found is None:
         return
-    _say(found)
+    _say(found, parks=strategy.saves_for_relaunch)
     if found.relaunch and strategy.saves_for_relaunch:
         path = Path(trainer.default_root_dir) / RELAUNCH
         trainer.save_checkpoint(path)
@@ -101,8 +102,10 @@ def _probed(
     return decide_once(lambda: found.confirmed(orchestration, confirming / window), device)
 
 
-def _say(found: NetworkFindings) -> None:
+def _say(found: NetworkFindings, *, parks: bool) -> None:
     said = [found.summary] if found.network_bound else []
-    said += [found.advice, found.relaunch] if found.advice else []
+    said += [found.advice] if found.advice else []
+    said += [PARKING] if found.advice and found.communication is None and not parks else []
+    said += [found.relaunch] if found.advice else []
     if said:
         rank_zero_info(f"boa: {'; '.join(said)}.")

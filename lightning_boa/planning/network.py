@@ -98,10 +98,7 @@ class NetworkFindings:
         rows = self.worker_set.plan.global_batch_size
         go_on = f"global_batch_size={rows} keeps the global batch, and ckpt_path goes on where this training is"
         if self.communication is None:
-            return (
-                'worker_set="auto" parks such ranks while it trains, if training_step has no collectives of its own; or'
-                f" relaunch {OTHER_DEVICES}: {go_on}"
-            )
+            return f"relaunch {OTHER_DEVICES}: {go_on}"
         kept = {self.hosts[rank] for rank in self.worker_set.ranks}
         gone = [host for host in dict.fromkeys(self.hosts) if host not in kept]
         if gone and all(self.hosts[rank] in gone for rank in self.worker_set.left_out):
@@ -128,7 +125,10 @@ class NetworkFindings:
         """
         sets = self._sets(orchestration)
         best = None if sets is None else sets.best_by_computation()
-        return replace(self, worker_set=best) if _gains(best) else self
+        if best is None or not _gains(best):
+            return self
+        is_parked = [not orchestration.plan.batch_sizes[rank] for rank in best.left_out]
+        return self if all(is_parked) else replace(self, worker_set=best)
 
     def probed(
         self,

@@ -553,6 +553,8 @@ class BoaBehaviour(_Base):
             written = () if self._statistics is None else self._statistics.buffers()
             self._after_step.append(ghost.remember_buffers(self.lightning_module, written))
         output = self._take_part(super().training_step, *args, **kwargs)
+        if unusual is not None:
+            unusual.note_output(output)
         self.finish_forwards()
         if not self._is_automatic:
             self.clock.switch(None)

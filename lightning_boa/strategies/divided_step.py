@@ -173,10 +173,15 @@ class DividedStep:
         rows = self.sizes[self._running]
         if self.has_communicated or rows == 1:
             why = "a single row" if rows == 1 else "a step with collectives of its own"
+            way_out = (
+                "Use a smaller model or smaller rows, or leave this rank out."
+                if rows == 1
+                else "Take collectives (all_gather, barrier, a metric's compute) out of training_step, or give this"
+                " rank fewer rows (max_batch_size)."
+            )
             raise UnsupportedError(
                 f"Expected memory for the passes of this rank's {sum(self.sizes)} rows, got none for {why}, which"
-                " cannot be run in smaller passes. Give this rank fewer rows (max_batch_size), use a smaller global"
-                " batch, or take collectives (all_gather, barrier) out of training_step."
+                f" cannot be run in smaller passes. {way_out}"
             ) from error
         return rows
 

@@ -28,7 +28,7 @@ class Parking:
         self._device = device
         self._parked: tuple[int, ...] = ()
         self._resting: tuple[int, ...] = ()
-        self._has_begun = False
+        self._has_begun = self._had_rows = False
         self._in_epoch: set[int] = set()
 
     @property
@@ -38,7 +38,7 @@ class Parking:
 
     def begin_epoch(self) -> None:
         """No step of this epoch has run."""
-        self._has_begun = False
+        self._has_begun = self._had_rows = False
         self._in_epoch = set()
 
     def begin_step(self, parked: tuple[int, ...]) -> None:
@@ -46,6 +46,7 @@ class Parking:
         self._parked = parked
         self._resting = parked if self._has_begun else ()
         self._has_begun = True
+        self._had_rows = self._had_rows or self._rank not in parked
         self._in_epoch.update(parked)
 
     def refuse_collectives(self) -> None:
@@ -73,7 +74,10 @@ class Parking:
                 trainer_seam.log_for(trainer, value)
 
     def end_epoch(self, trainer: Any) -> None:
-        """An epoch is over: ranks that were parked in it know whatever others have logged, as counting for nothing."""
+        """An epoch is over: ranks that were parked in it know whatever others have logged, as counting for nothing.
+
+        What each rank logs for itself alone is that of a rank with rows where this rank had none in the whole epoch.
+        """
         if not self._in_epoch:
             return
         source = self._first_with_rows()
@@ -82,6 +86,8 @@ class Parking:
         if self._rank in self._in_epoch:
             for value in names:
                 trainer_seam.log_if_missing(trainer, value)
+                if not self._had_rows:
+                    trainer_seam.log_epoch_for(trainer, value)
 
     def _first_with_rows(self) -> int:
         return next(rank for rank in range(dist.get_world_size()) if rank not in self._parked)

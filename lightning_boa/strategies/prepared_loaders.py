@@ -345,6 +345,9 @@ class PreparedLoaders:
         if plan is None:
             plan = BatchPlan((1,) * self._world_size)
         shares, at_once = plan.batch_sizes, plan.rows_per_pass or (None,) * self._world_size
+        if self._plans.parks:
+            least = min(rows for rows in shares if rows)
+            shares = tuple(max(least, rows) for rows in shares)
         if not source.has_usual_size:
             return apportion(shares, step_rows)
         most = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_boa.errors import OptionError, UnsupportedError
 from lightning_boa.planning import (
@@ -23,6 +23,10 @@ from lightning_boa.strategies.restart import Restart
 from lightning_boa.strategies.saved_profile import SavedProfile
 
 SWITCH = "LIGHTNING_BOA"
+RUNS_ALL = (
+    "no rank is parked, since training_step communicates over ranks (self.log(…, sync_dist=True) does in every step"
+    " unless on_step=False; so does a metric that is computed there)"
+)
 
 
 class StepPlans:
@@ -90,10 +94,16 @@ class StepPlans:
             return
         assert self._settings is not None
         self._runs_all = True
-        self._settings = _without_parking(self._settings)
+        self._settings = self._without_parking(self._settings)
         if self.orchestration is not None:
-            settings = _without_parking(self.orchestration.settings)
+            settings = self._without_parking(self.orchestration.settings)
             self.orchestration = replace(self.orchestration, settings=settings)
+        rank_zero_info(f"boa: {RUNS_ALL}.")
+
+    def _without_parking(self, settings: OrchestrationSettings) -> OrchestrationSettings:
+        least = settings.least_rows if self.options.min_batch_size == 1 else 0
+        lower = tuple(max(least, rows) for rows in settings.lower)
+        return replace(settings, parks=False, lower=lower) if settings.parks else settings
 
     def begin_fit(self) -> None:
         """A training begins: nothing of an earlier checkpoint holds, nor the rows of earlier loaders."""
@@ -254,7 +264,7 @@ class StepPlans:
             abilities=abilities,
         )
         if self._runs_all:
-            self._settings = _without_parking(self._settings)
+            self._settings = self._without_parking(self._settings)
         plan = self._plan_of_options(ranks, global_batch_size, unit)
         if is_switched_off():
             self.keep(BatchPlan(self._settings.equal_batch_sizes), f"{SWITCH}=off, so equal shares")
@@ -326,12 +336,6 @@ class StepPlans:
     def split(self, plan: BatchPlan, step_rows: int) -> tuple[int, ...]:
         """Rows of each rank in a step of `step_rows` under `plan`."""
         return plan.rows_of(step_rows, self.options.least_rows)
-
-
-def _without_parking(settings: OrchestrationSettings) -> OrchestrationSettings:
-    if not settings.parks:
-        return settings
-    return replace(settings, parks=False, lower=tuple(max(1, least) for least in settings.lower))
 
 
 def is_switched_off() -> bool:

@@ -261,12 +261,13 @@ def write_values_of_step(trainer: Any, values: Mapping[str, torch.Tensor]) -> No
 
 
 class Logged(NamedTuple):
-    """A value that a training step has logged, and what was said of it."""
+    """A value that training steps have logged, and what was said of it: the last step's, and what the epoch holds."""
 
     key: str
     arguments: dict[str, Any]
     reduction: str
     step_value: torch.Tensor | None
+    of_epoch: dict[str, torch.Tensor]
 
 
 def logged_values(trainer: Any) -> list[Logged]:
@@ -282,6 +283,9 @@ def logged_values(trainer: Any) -> list[Logged]:
             metric._forward_cache.detach().cpu()
             if metric.is_tensor and metric.meta.on_step
             else None,
+            {name: getattr(metric, name).detach().cpu() for name in metric._defaults}
+            if metric.is_tensor and metric.meta.on_epoch and not metric.meta.sync.should
+            else {},
         )
         for key, metric in trainer.fit_loop.epoch_loop._results.items()
         if not metric.has_reset and not metric.meta.sync.rank_zero_only
@@ -322,6 +326,13 @@ def log_if_missing(trainer: Any, logged: Logged) -> None:
         sync_dist_fn=trainer.strategy.reduce,
         batch_size=0 if is_synced else NEXT_TO_NOTHING,
     )
+
+
+def log_epoch_for(trainer: Any, logged: Logged) -> None:
+    """Let what the epoch holds of a value that each rank logs for itself be what another rank has logged."""
+    metric = trainer.fit_loop.epoch_loop._results[logged.key]
+    for name, value in logged.of_epoch.items():
+        setattr(metric, name, value.to(trainer.strategy.root_device))
 
 
 def log_for(trainer: Any, logged: Logged) -> None:

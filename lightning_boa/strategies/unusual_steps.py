@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -77,6 +78,7 @@ class UnusualSteps:
         self._plans = plans
         self._statistics = statistics
         self._share: Share | None = None
+        self._last_output: Any = None
         rank, device = strategy.global_rank, strategy.root_device
         self._parking = Parking(rank, device) if abilities.parks else None
         self._passes = (
@@ -165,12 +167,24 @@ class UnusualSteps:
         assert self._passes is not None
         self._passes.backward(step, loss, run)
 
-    def rest(self) -> Tensor:
-        """A step of a parked rank: it takes part in what is reduced, and does not run the model."""
+    def note_output(self, output: Any) -> None:
+        """What the module's training step has returned; a step in which this rank rests returns the like of it."""
+        if self._parking is not None:
+            self._last_output = apply_to_collection(output, Tensor, Tensor.detach)
+
+    def rest(self) -> Any:
+        """A step of a parked rank: it takes part in what is reduced, and does not run the model.
+
+        Returns:
+            A loss of zero of the usual kind, beside whatever else the last step that ran the model has returned.
+        """
         loss = touch(self._strategy.ddp)
         if self._statistics is not None:
             self._statistics.begin_without_forward()
-        return loss
+        before = self._last_output
+        if isinstance(before, Mapping):
+            return {**before, "loss": loss.to(before["loss"].dtype)}
+        return loss if before is None else loss.to(before.dtype)
 
     def end_step(self) -> None:
         """All hooks at the end of a training step have run."""

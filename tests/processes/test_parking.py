@@ -155,6 +155,53 @@ class ComputesMetric(Watched):
         return loss
 
 
+class ReturnsMore(Watched):
+    """Its step returns more than a loss, and what is at the batch's end speaks to all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+        self.gathered: list[list[float]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"loss": super().training_step(batch, batch_idx), "n": len(batch[0])}
+
+    def on_train_batch_end(self, outputs: Any, *arguments: Any) -> None:
+        self.counts.append(outputs["n"])
+        self.gathered.append(self.all_gather(outputs["loss"]).tolist())
+
+
+class Evaluated(Watched):
+    def __init__(self) -> None:
+        super().__init__()
+        self.validated: list[int] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.strategy.share.rows:
+            self.validated += batch[2].tolist()
+        self.log("val_alone", batch[2].double().mean())
+
+
+class NormedAndSynchronised(Normed):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("now", loss, sync_dist=True)
+        return loss
+
+
+def never_with_rows(rank: int) -> tuple[list[int], dict[str, float]]:
+    """Rank 0 is parked from the first step on; what was validated, and what is known at the end."""
+    quiet()
+    training = Training(
+        rows=ROWS * 3, global_batch_size=ROWS, epochs=1, schedules=False, validation_rows=50
+    )
+    trainer = pl.Trainer(
+        strategy=Parks({0: (0, 14, 10)}), devices=RANKS, **trainer_options(training)
+    )
+    trainer.fit(module := Evaluated(), *loaders(training, 8))
+    return module.validated, {name: float(each) for name, each in trainer.callback_metrics.items()}
+
+
 def late_collective(rank: int) -> str:
     try:
         fit(Parks({0: ALL, 3: WITHOUT_1}), PLAIN, Synchronises(5))
@@ -197,6 +244,13 @@ def play(rank: int) -> dict[str, Any]:
     normed = fit(Parks(PLANS), PLAIN, Normed())[1]
     found["running statistics"] = [each.tolist() for each in normed.norm.buffers()]
     found["measured"] = measured(rank)
+    more = fit(Parks(PLANS), PLAIN, ReturnsMore())[1]
+    found["returns more"] = more.counts, more.gathered
+    found["never with rows"] = never_with_rows(rank)
+    strategy = MayPark()
+    cluster = emulated(strategy, [OF_A_ROW] * RANKS, overhead=OVERHEAD, latency=1e-3)
+    fit(strategy, MEASURED, NormedAndSynchronised(), cluster)
+    found["needs two rows"] = strategy.plan.batch_sizes
     ghosts = fit(Ghosts(PLANS), PLAIN, Normed())[1]
     found["running statistics of ghosts"] = [each.tolist() for each in ghosts.norm.buffers()]
     synced = fit(Parks(PLANS), PLAIN, Synchronises(0))
@@ -272,6 +326,34 @@ def test_values_of_an_epoch_are_those_of_all_rows(found: Any) -> None:
     for name in ("together", "most", "metric", "late"):
         values = [[epoch[name] for epoch in by_rank["plain"][3]] for by_rank in found]
         assert values[0] == values[1] == values[2]
+
+
+def test_a_step_without_rows_returns_the_like_of_others(found: Any) -> None:
+    first, *others = (by_rank["returns more"][1] for by_rank in found)
+    for other in others:
+        assert other == first
+    for by_rank in found:
+        assert all(count > 0 for count in by_rank["returns more"][0])
+    for step, losses in enumerate(first):
+        assert [loss > 0 for loss in losses] == [
+            rows > 0 or step % (STEPS + 1) == 0 for rows in planned(step)
+        ]
+
+
+def test_a_rank_without_rows_in_an_epoch_knows_what_others_have_logged_alone(found: Any) -> None:
+    validated = [by_rank["never with rows"][0] for by_rank in found]
+    assert all(validated)
+    assert sorted(row for rows in validated for row in rows) == list(range(50))
+    known = [by_rank["never with rows"][1] for by_rank in found]
+    assert known[0]["alone_epoch"] == known[1]["alone_epoch"] != known[2]["alone_epoch"]
+    for rows, values in zip(validated, known, strict=True):
+        assert values["val_alone"] == pytest.approx(sum(rows) / len(rows))
+    assert found[1]["plain"][3][2]["alone_epoch"] == found[0]["plain"][3][2]["alone_epoch"]
+
+
+def test_batch_norm_keeps_its_two_rows_where_nobody_is_parked(found: Any) -> None:
+    for by_rank in found:
+        assert min(by_rank["needs two rows"]) >= 2
 
 
 def test_running_statistics_are_those_of_ranks_that_all_run_the_model(found: Any) -> None:
