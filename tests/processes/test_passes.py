@@ -20,6 +20,7 @@ from lightning_boa.profiling import HostTimeline, MemoryProfile, StepClock
 from tests.processes.ranks import run_ranks
 from tests.processes.training import (
     FEATURES,
+    NumberedRows,
     Outcome,
     Regression,
     Training,
@@ -238,6 +239,13 @@ def play(rank: int) -> dict[Any, Any]:
     swa = StochasticWeightAveraging(0.05, swa_epoch_start=1, annealing_epochs=1)
     fit(Divided(global_batch_size=ROWS), PLAIN, averaged, swa)
     found["an epoch of forwards"] = averaged.seen
+    normed = Normed()
+    one_epoch = replace(PLAIN, rows=ROWS, epochs=1)
+    fit(Divided(global_batch_size=ROWS), one_epoch, normed)
+    found["batch norm"] = (
+        normed.net[0].running_mean.clone(),
+        normed.net[0].num_batches_tracked.item(),
+    )
     validating = Counted()
     strategy = Divided(global_batch_size=ROWS)
     trainer = trainer_with(strategy, replace(PLAIN, epochs=1))
@@ -404,6 +412,26 @@ def test_memory_may_be_short_on_some_ranks_only(found: Any, name: str) -> None:
         if not by_itself:
             assert result.plan[0] <= 22
             assert orchestration.plan.rows_per_pass is None
+
+
+def test_batch_norm_takes_each_pass_for_a_batch(found: Any) -> None:
+    order = train_alone(replace(PLAIN, rows=ROWS, epochs=1)).seen[0]
+    features = NumberedRows(ROWS).features
+    expected = torch.zeros(FEATURES, dtype=torch.float64)
+    shares = {
+        0: [order[:20]],
+        1: [order[20:28], order[28:36], order[36:44]],
+        2: [order[44:52], order[52:]],
+    }
+    for passes in shares.values():
+        mean = torch.zeros(FEATURES, dtype=torch.float64)
+        for rows in passes:
+            mean = 0.9 * mean + 0.1 * features[rows].mean(0)
+        expected += mean * sum(map(len, passes)) / ROWS
+    for by_rank, passes in zip(found, (1, 3, 2), strict=True):
+        mean, counted = by_rank["batch norm"]
+        assert torch.allclose(mean, expected)
+        assert counted == passes
 
 
 def test_an_epoch_of_forwards_runs_all_passes(found: Any) -> None:

@@ -159,6 +159,7 @@ def test_a_stream_is_not_planned_unless_asked() -> None:
         {"global_batch_size": 8},
         {"granularity": 2},
         {"profile": "p.json"},
+        {"max_batch_size": "auto"},
     ],
 )
 def test_options_that_mean_nothing_for_own_batches_are_refused(options: dict[str, Any]) -> None:
