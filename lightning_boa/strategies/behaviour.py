@@ -542,9 +542,11 @@ class BoaBehaviour(_Base):
         unusual = self._unusual
         if unusual is not None and unusual.divided is not None:
             run = super().training_step
-            return unusual.first_pass(
+            output = unusual.first_pass(
                 unusual.divided, lambda batch: self._take_part(run, batch, *args[1:], **kwargs)
             )
+            unusual.note_output(output)
+            return output
         if self._share is not None:
             self._weight.begin(self._share, args[0])
         if unusual is not None and unusual.rests:
