@@ -252,6 +252,20 @@ class Orchestration:
         watch = self.watch.with_block(block)
         return replace(self, watch=watch, rebalancings=_with_outcome(self.rebalancings, watch))
 
+    def heard(self, computed: Sequence[tuple[int, float] | None]) -> Orchestration:
+        """The state after a step in which ranks without rows ran the model too; all ranks have to be told the same.
+
+        Args:
+            computed: rows that each rank computed at once, and its seconds; None where it was not measured.
+        """
+        if self.watch is None:
+            return self
+        ratios = [
+            None if each is None else each[1] / float(model.seconds(each[0]))
+            for model, each in zip(self.watch.models, computed, strict=True)
+        ]
+        return replace(self, watch=self.watch.heard(ratios, self.plan.batch_sizes))
+
     @property
     def wants_change(self) -> bool:
         """Whether the watched steps speak for another plan: a quick look, to be taken after each block."""

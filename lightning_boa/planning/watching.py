@@ -32,6 +32,7 @@ BLOCKS_TO_DECIDE = 3
 FALSE_ALARM = 1e-6
 SEPARATION = 2.0
 LIKELY_ERRORS = 2.0
+HEARSAY = 0.22
 MOST_MOVES = 16
 
 
@@ -163,6 +164,8 @@ class Watch:
         is_refined: the one small correction of the warm-up's plan, due when much more has been measured, is over.
         doubt: standard error of the models' seconds, as a share of them.
         spans: rows between the smallest and the largest size that each rank's model rests on.
+        hearsay: logarithm of each rank's ratio in the last step that said something of ranks without rows, beside the
+            (lower) median of those with rows.
     """
 
     models: tuple[TimeModel, ...]
@@ -173,6 +176,7 @@ class Watch:
     is_refined: bool = False
     doubt: float = 0.0
     spans: tuple[int, ...] = (1,)
+    hearsay: tuple[float, ...] = ()
 
     @cached_property
     def share_models(self) -> tuple[TimeModel, ...]:
@@ -202,9 +206,44 @@ class Watch:
         logs[absent] = _lower_median(logs[~absent]) + beside
         return replace(block, scales=tuple(np.exp(logs - logs.mean()).tolist()))
 
+    def heard(self, ratios: Sequence[float | None], batch_sizes: Sequence[int]) -> Watch:
+        """What a single step on all ranks says of those that have no rows under the plan: ``batch_sizes``.
+
+        A rank without rows is believed where two such steps agree that it has become faster or slower, by a quarter at
+        least, beside the (lower) median of the others; and then the one that says less.
+
+        Args:
+            ratios: measured over modelled seconds of each rank, None where nothing was measured.
+        """
+        absent = [rank for rank, rows in enumerate(batch_sizes) if not rows]
+        known = [ratio for ratio in ratios if ratio is not None]
+        if not self.blocks or len(known) < len(ratios) or not absent:
+            return replace(self, hearsay=())
+        logs = np.log(known)
+        running = np.array([rank not in absent for rank in range(len(known))])
+        hearsay = tuple((logs - _lower_median(logs[running])).tolist())
+        if len(self.hearsay) != len(hearsay):
+            return replace(self, hearsay=hearsay)
+        blocks = tuple(
+            self._believed(block, running, [self.hearsay, hearsay]) for block in self.blocks
+        )
+        return replace(self, blocks=blocks, hearsay=hearsay)
+
+    def _believed(
+        self, block: Block, running: NDArray[np.bool_], said: Sequence[Sequence[float]]
+    ) -> Block:
+        logs = np.log(block.scales)
+        level = _lower_median(logs[running])
+        for rank in np.flatnonzero(~running).tolist():
+            changes = [each[rank] - (logs[rank] - level) for each in said]
+            least = min(changes, key=abs)
+            if min(changes) * max(changes) > 0 and abs(least) > HEARSAY:
+                logs[rank] += least
+        return replace(block, scales=tuple(np.exp(logs - logs.mean()).tolist()))
+
     def anew(self) -> Watch:
         """The training went on after a stop: how fast the devices were before says nothing of now."""
-        return replace(self, blocks=())
+        return replace(self, blocks=(), hearsay=())
 
     def after(self, finding: Finding) -> Watch:
         """The plan was changed: what came before the blocks that spoke for it is over."""

@@ -125,6 +125,14 @@ class StepClock:
         self._period_began = now
         self._finished.append(running)
 
+    def last_compute(self) -> float | None:
+        """Seconds of computation in the step that has just ended; waits for the device. None if it was not measured."""
+        if not self._finished or self._finished[-1].last_mark is None:
+            return None
+        self._timeline.settle(self._finished[-1].last_mark)
+        record = self._record(self._finished[-1])
+        return None if record is None else record.compute
+
     def records(self, *, before: int | None = None) -> list[StepRecord]:
         """The finished steps since the last call, oldest first; waits once for the last of them on the device.
 

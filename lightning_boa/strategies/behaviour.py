@@ -382,6 +382,8 @@ class BoaBehaviour(_Base):
         self._settle()
         self._begin_batch_end()
         self.clock.end()
+        if self._unusual is not None:
+            self._unusual.note_computed(self.clock)
         if self.memory is not None and self.share is not None and self._measures_memory:
             step = None if self._unusual is None else self._unusual.divided
             self.memory.end_step(self.share.rows if step is None else step.sizes[0])
@@ -527,12 +529,12 @@ class BoaBehaviour(_Base):
         if self._frozen and any(parameter.requires_grad for parameter in self._frozen):
             self._wrap_again()
         self._share = share = self._loaders.take(batch)
-        self.clock.begin(share.step, share.rows, share.step_rows, share.wait)
-        if self.memory is not None and self._measures_memory:
-            self.memory.begin_step()
         if self._unusual is not None:
             guarded = self.memory is not None and self._measures_memory
             self._unusual.begin_step(share, batch, guarded=guarded)
+        self.clock.begin(share.step, share.rows, share.step_rows, share.wait)
+        if self.memory is not None and self._measures_memory:
+            self.memory.begin_step()
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -36,6 +36,16 @@ class Parking:
         """Whether this rank does not run the model in this step."""
         return self._rank in self._resting
 
+    @property
+    def runs_all(self) -> bool:
+        """Whether all ranks run the model in this step, parked ones on rows that count for nothing."""
+        return bool(self._parked) and not self._resting
+
+    @property
+    def was_used(self) -> bool:
+        """Whether some rank was parked in this epoch."""
+        return bool(self._in_epoch)
+
     def begin_epoch(self) -> None:
         """No step of this epoch has run."""
         self._has_begun = self._had_rows = False

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_boa.data import Share
+from lightning_boa.profiling import StepClock
 from lightning_boa.strategies.abilities import Abilities, why_not_divided
 from lightning_boa.strategies.divided_step import DividedStep
 from lightning_boa.strategies.loss_weight import rule_of
@@ -45,6 +47,8 @@ class RunsUnusualSteps(RunsInPasses, Protocol):
     @property
     def optimizers(self) -> list[Any]: ...
 
+    def measure(self, enabled: bool, *, memory: bool = True) -> None: ...
+
 
 class UnusualSteps:
     """The steps of one training.
@@ -78,6 +82,7 @@ class UnusualSteps:
         self._plans = plans
         self._statistics = statistics
         self._share: Share | None = None
+        self._computed: tuple[int, float] | None = None
         self._last_output: Any = None
         rank, device = strategy.global_rank, strategy.root_device
         self._parking = Parking(rank, device) if abilities.parks else None
@@ -142,6 +147,7 @@ class UnusualSteps:
 
     def begin_epoch(self) -> None:
         """An epoch of training begins."""
+        self._computed = None
         if self._parking is not None:
             self._parking.begin_epoch()
 
@@ -150,6 +156,8 @@ class UnusualSteps:
         self._share = share
         if self._parking is not None:
             self._parking.begin_step(self._plans.parked_in(share.step, share.step_rows))
+            if self._listens:
+                self._strategy.measure(True, memory=False)
         if self._passes is not None:
             self.divided = self._passes.divided(share, batch, guarded=guarded)
 
@@ -166,6 +174,14 @@ class UnusualSteps:
         """The rest of a divided step; `run` is the backward of a pass."""
         assert self._passes is not None
         self._passes.backward(step, loss, run)
+
+    def note_computed(self, clock: StepClock) -> None:
+        """The step is over on this rank; where parked ranks have run the model, all note how long they took."""
+        seconds = clock.last_compute() if self._listens else None
+        if seconds is None or self._share is None:
+            return
+        sizes = (self._share.fetched,) if self.divided is None else self.divided.sizes
+        self._computed = sizes[0], seconds / len(sizes)
 
     def note_output(self, output: Any) -> None:
         """What the module's training step has returned; a step in which this rank rests returns the like of it."""
@@ -194,8 +210,13 @@ class UnusualSteps:
 
     def end_epoch(self) -> None:
         """An epoch of training is over, and nothing of it has been reduced."""
-        if self._parking is not None:
-            self._parking.end_epoch(self._trainer)
+        if self._parking is None or not self._parking.was_used:
+            return
+        self._parking.end_epoch(self._trainer)
+        everywhere: list[Any] = [None] * self._strategy.world_size
+        dist.all_gather_object(everywhere, self._computed)
+        if self._plans.orchestration is not None:
+            self._plans.orchestration = self._plans.orchestration.heard(everywhere)
 
     def note_collective(self, *, is_reduction: bool = False) -> None:
         """The module communicates inside its training step, which ranks may run another number of times, or not at all.
@@ -215,6 +236,13 @@ class UnusualSteps:
             refuse_in_passes()
         if self.divided is not None:
             self.divided.has_communicated = True
+
+    @property
+    def _listens(self) -> bool:
+        """Whether this step says how fast parked ranks are."""
+        orchestration = self._plans.orchestration
+        watched = orchestration is not None and orchestration.watch is not None
+        return watched and self._parking is not None and self._parking.runs_all
 
     def _note_metric(self) -> None:
         if self._strategy.is_inside_training_step:

@@ -546,3 +546,60 @@ def test_settings_without_several_ranks_have_no_watch():
     assert alone.settings == OrchestrationSettings(1, 32, (1,), (32,))
     assert alone.state.phase == "planned"
     assert alone.state.watch is None
+
+
+def parked_watch(*scales, overhead=0.5):
+    logs = np.log(scales)
+    block = Block(tuple(np.exp(logs - logs.mean()).tolist()), 0.01, 1.0, 0.0)
+    ranks = len(scales)
+    return Watch(
+        models=(*[LinearTime(0.5, 0.1)] * (ranks - 1), LinearTime(overhead, 0.1)),
+        bounds=Bounds((0,) * ranks, (60,) * ranks, 1, seats=(1,) * ranks),
+        blocks=(block,) * 4,
+    )
+
+
+def beside_the_others(watch, rank):
+    scales = [np.delete(block.scales, rank) for block in watch.blocks]
+    return [
+        block.scales[rank] / sorted(others)[(len(others) - 1) // 2]
+        for block, others in zip(watch.blocks, scales, strict=True)
+    ]
+
+
+ROWS_WITHOUT_THE_LAST = {3: (30, 30, 0), 2: (60, 0)}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("before", "slow", "overhead"), [(60.0, 1.0, 0.5), (1.0, 30.0, 7.0)])
+def test_a_parked_rank_is_believed_when_two_steps_say_the_same(ranks, before, slow, overhead):
+    """It has become faster, or all that run have become slower."""
+    watch = parked_watch(*[1.0] * (ranks - 1), before, overhead=overhead)
+    rows, ratios = ROWS_WITHOUT_THE_LAST[ranks], [*[slow] * (ranks - 1), 1.0]
+    once = watch.heard(ratios, rows)
+    assert once.blocks == watch.blocks
+    assert once.search(rows) is None
+    twice = once.heard([*ratios[:-1], 1.1], rows)
+    assert beside_the_others(twice, ranks - 1) == pytest.approx([1.1 / slow] * 4)
+    assert twice.search(rows).batch_sizes[-1] > 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [(1.0, 1.0, 1.0), (1.0, 1.0, 60.0)],
+        [(1.0, 1.0, 55.0), (1.0, 1.0, 70.0)],
+        [(1.0, None, 1.0)] * 2,
+    ],
+)
+def test_a_step_alone_and_what_is_known_change_nothing(said):
+    watch = parked_watch(1.0, 1.0, 60.0)
+    heard = watch
+    for ratios in said:
+        heard = heard.heard(ratios, (30, 30, 0))
+    assert heard.blocks == watch.blocks
+
+
+def test_nothing_is_heard_where_all_have_rows():
+    watch = parked_watch(1.0, 1.0, 60.0)
+    assert watch.heard([1.0] * 3, (30, 30, 1)).heard([1.0] * 3, (30, 30, 1)) == watch

@@ -236,6 +236,24 @@ def measured(rank: int) -> tuple[Outcome, Any, list[int]]:
     return found, strategy.orchestration, module.ran
 
 
+HOT = range(40, 100)
+RECOVERS = Training(rows=64 * 30, global_batch_size=64, epochs=8, schedules=False)
+
+
+def recovers(rank: int) -> tuple[Outcome, Any]:
+    """The last rank is hot for a while, in which it is parked."""
+    strategy = MayPark()
+    cluster = emulated(
+        strategy,
+        [OF_A_ROW] * RANKS,
+        overhead=0.5,
+        latency=1e-3,
+        throttle={2: {HOT.start: 60.0, HOT.stop: 1.0}},
+    )
+    result, _ = fit(strategy, RECOVERS, Watched(), cluster)
+    return result, strategy.orchestration
+
+
 def play(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, training in {"plain": PLAIN, "in windows": IN_WINDOWS}.items():
@@ -244,6 +262,7 @@ def play(rank: int) -> dict[str, Any]:
     normed = fit(Parks(PLANS), PLAIN, Normed())[1]
     found["running statistics"] = [each.tolist() for each in normed.norm.buffers()]
     found["measured"] = measured(rank)
+    found["recovers"] = recovers(rank)
     more = fit(Parks(PLANS), PLAIN, ReturnsMore())[1]
     found["returns more"] = more.counts, more.gathered
     found["never with rows"] = never_with_rows(rank)
@@ -326,6 +345,20 @@ def test_values_of_an_epoch_are_those_of_all_rows(found: Any) -> None:
     for name in ("together", "most", "metric", "late"):
         values = [[epoch[name] for epoch in by_rank["plain"][3]] for by_rank in found]
         assert values[0] == values[1] == values[2]
+
+
+def test_a_rank_that_was_hot_comes_back_two_epochs_after_it_has_cooled_down(found: Any) -> None:
+    alone = train_alone(RECOVERS)
+    for by_rank in found:
+        result, orchestration = by_rank["recovers"]
+        assert relative_error(result.weights, alone.weights) < 1e-10
+        parked, back, *_ = orchestration.rebalancings
+        assert parked.batch_sizes[2] == 0
+        assert HOT.start <= parked.step <= HOT.start + 30
+        assert back.batch_sizes[2] > 15
+        assert HOT.stop + 60 < back.step <= HOT.stop + 110
+        assert min(result.plan) > 15
+        assert orchestration == found[0]["recovers"][1]
 
 
 def test_a_step_without_rows_returns_the_like_of_others(found: Any) -> None:

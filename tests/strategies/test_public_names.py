@@ -84,6 +84,7 @@ def test_the_options_of_the_emulated_cluster(ours: Any) -> None:
         "floor",
         "names",
         "throttle",
+        "rows_at_once",
         "bandwidth",
         "latency",
         "clock",
