@@ -17,10 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def touch(ddp: DistributedDataParallel) -> Tensor:
-    """A forward of `ddp` whose output, a zero, hangs on every parameter that is trained, and on nothing else."""
+    """A forward of `ddp` whose output, a zero, hangs on every parameter that is trained, and on nothing else.
+
+    It is given an input all the same: a DDP that has a device moves what it is given there, and fails on nothing.
+    """
     parameters = [each for each in ddp.module.parameters() if each.requires_grad]
     with _in_place_of_forward(ddp.module, partial(_zero_of, list(reversed(parameters)))):
-        output: Tensor = ddp()
+        output: Tensor = ddp(torch.zeros((), device=parameters[0].device))
     return output
 
 
@@ -55,7 +58,7 @@ class _Zero(torch.autograd.Function):
         )
 
 
-def _zero_of(parameters: list[Tensor]) -> Tensor:
+def _zero_of(parameters: list[Tensor], something_to_move: Tensor) -> Tensor:
     zero: Tensor = _Zero.apply(*parameters)  # type: ignore[no-untyped-call]
     return zero
 

@@ -88,6 +88,14 @@ def test_gradients_that_are_there_stay_bit_for_bit(options: dict[str, Any]) -> N
         ddp.zero_grad()
 
 
+def test_a_ddp_that_moves_its_inputs_to_its_device_is_touched_as_well() -> None:
+    ddp = DistributedDataParallel(Model())
+    ddp.device_ids = [0]
+    touch(ddp).backward()
+    assert all(not gradient.any() for gradient in gradients(ddp).values())
+    assert len(gradients(ddp)) == 6
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradients_that_are_missing_become_zeros(options: dict[str, Any]) -> None:
     ddp = DistributedDataParallel(Model(), **options)
