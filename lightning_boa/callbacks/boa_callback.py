@@ -10,13 +10,12 @@ from typing import Any, Protocol
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_boa.callbacks.network import look_at_network
+from lightning_boa.callbacks.network import HasNetwork, look_at_network
 from lightning_boa.callbacks.step_watch import StepWatch
 from lightning_boa.emulation import EmulatedClusterBehaviour
 from lightning_boa.errors import UnsupportedError
 from lightning_boa.planning import (
     BatchPlan,
-    NetworkFindings,
     Orchestration,
     Schedule,
     StepRecord,
@@ -26,8 +25,6 @@ from lightning_boa.profiling import (
     BlockExchange,
     Exchange,
     MemoryProfile,
-    NetworkProbe,
-    StepClock,
     check_digest,
     check_same,
     decide_once,
@@ -40,17 +37,11 @@ STATE_KEY = "lightning_boa"
 WINDOW_KEY = "accumulate_grad_batches"
 
 
-class PlansBatches(Protocol):
+class PlansBatches(HasNetwork, Protocol):
     """What the callback needs of a strategy."""
 
-    orchestration: Orchestration | None
     device_names: tuple[str, ...]
-    clock: StepClock
     memory: MemoryProfile | None
-    network: NetworkFindings | None
-
-    @property
-    def root_device(self) -> torch.device: ...
 
     @property
     def plan(self) -> BatchPlan | None: ...
@@ -70,12 +61,6 @@ class PlansBatches(Protocol):
     @property
     def has_ranks_without_rows(self) -> bool: ...
 
-    @property
-    def reduces_apart(self) -> bool: ...
-
-    @property
-    def saves_for_relaunch(self) -> bool: ...
-
     def standing_still(self) -> AbstractContextManager[Any]: ...
 
     def take_new_facts(self) -> Mapping[str, Any]: ...
@@ -85,8 +70,6 @@ class PlansBatches(Protocol):
     def log_rows(self, trainer: Any, training: bool) -> None: ...
 
     def log_epoch_rows(self) -> None: ...
-
-    def new_network_probe(self) -> NetworkProbe | None: ...
 
     def begin_planning(self) -> None: ...
 

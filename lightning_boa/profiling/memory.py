@@ -69,12 +69,7 @@ def most_rows(
         share: part of `available` that may be used.
     """
     largest = max(rows)
-    added = max(
-        most - before
-        for size, before, most in zip(rows, resident, peak, strict=True)
-        if size == largest
-    )
-    per_row = max(added, 1) / largest
+    per_row = max(_added(largest, rows, resident, peak), 1) / largest
     room = share * available - max(resident)
     return max(largest, min(int(room / per_row), MOST_ROWS))
 
@@ -92,20 +87,19 @@ def hopeful_rows(
     largest size; else, and where it says less, as `most_rows`. For steps that may run out of memory.
     """
     known = most_rows(rows, resident, peak, available, share)
-    added = {
-        size: max(
-            most - before
-            for each, before, most in zip(rows, resident, peak, strict=True)
-            if each == size
-        )
-        for size in (min(rows), max(rows))
-    }
-    (least, at_least), (largest, at_largest) = sorted(added.items())[0], sorted(added.items())[-1]
+    least, largest = min(rows), max(rows)
+    at_least, at_largest = (_added(size, rows, resident, peak) for size in (least, largest))
     if least > LARGEST_PART * largest or at_largest <= at_least:
         return known
     per_row = (at_largest - at_least) / (largest - least)
     room = share * available - max(resident) - at_largest
     return max(known, min(largest + int(room / per_row), 2 * largest))
+
+
+def _added(size: int, rows: Sequence[int], resident: Sequence[int], peak: Sequence[int]) -> int:
+    """The most bytes that a step of `size` rows has added to those that were resident."""
+    steps = zip(rows, resident, peak, strict=True)
+    return max(most - before for each, before, most in steps if each == size)
 
 
 @dataclass

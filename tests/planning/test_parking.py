@@ -15,7 +15,6 @@ from lightning_boa.planning import (
     Block,
     InPasses,
     LinearTime,
-    MadeFor,
     Orchestration,
     OrchestrationSettings,
     Parkable,
@@ -28,6 +27,7 @@ from lightning_boa.planning.records import StepCost, measure_split, step_costs
 from lightning_boa.planning.rounds import LEAST_GAIN, Evidence
 from lightning_boa.planning.varying import as_usual_steps
 from lightning_boa.planning.watching import Bounds, Watch
+from tests.planning.test_profile import made_for
 from tests.planning.watched_training import WatchedTraining
 
 GAIN = 0.01
@@ -263,21 +263,13 @@ def test_a_profile_keeps_who_is_parked(cluster):
     models = [LinearTime(0.1, 0.1), LinearTime(20.0, 0.1), LinearTime(0.1, 0.1)]
     trained, options = parking(cluster, models, 96)
     state = trained.train(options)
-    made_for = MadeFor.of(
-        state.settings,
-        devices=("a", "b", "c"),
-        parameters=1,
-        sync_batch_norm=False,
-        precision="32-true",
-        batch_weight="samples",
-        software={},
-    )
-    profile = Profile.of(state, made_for)
+    facts = made_for(state.settings)
+    profile = Profile.of(state, facts)
     read = Profile.from_json(profile.to_json())
     assert read == profile
     assert read.plan.batch_sizes[1] == 0
     assert read.fits[1].model == state.fits[1].model
-    assert made_for.difference(replace(made_for, parks=False)) is not None
+    assert facts.difference(replace(facts, parks=False)) is not None
 
 
 # The watch

@@ -17,7 +17,6 @@ from lightning_boa.planning import (
     InPasses,
     KnownPlan,
     LinearTime,
-    MadeFor,
     Orchestration,
     OrchestrationSettings,
     Profile,
@@ -32,6 +31,7 @@ from lightning_boa.planning.records import counted
 from lightning_boa.planning.rounds import Evidence
 from lightning_boa.planning.varying import as_usual_steps
 from lightning_boa.planning.watching import Bounds, Watch
+from tests.planning.test_profile import made_for
 from tests.planning.watched_training import WatchedTraining
 
 lines = st.builds(
@@ -593,16 +593,8 @@ def test_a_plan_in_passes_is_written_read_and_checked(cluster):
     trained = cluster(DEVICES, 96, memory=memory, row_caps=memory)
     state = trained.train(trained.settings(in_passes=True))
     assert state.plan.has_passes
-    made_for = MadeFor.of(
-        state.settings,
-        devices=("a", "b", "c"),
-        parameters=1,
-        sync_batch_norm=False,
-        precision="32-true",
-        batch_weight="samples",
-        software={},
-    )
-    profile = Profile.of(state, made_for)
+    facts = made_for(state.settings)
+    profile = Profile.of(state, facts)
     read = Profile.from_json(profile.to_json())
     assert read == profile
     again = trained.train(state.settings, state=KnownPlan.of(read, state.settings, 0))
@@ -613,8 +605,8 @@ def test_a_plan_in_passes_is_written_read_and_checked(cluster):
     slower.after_exchange = lambda state: reasons.append(state.reason) or state
     slower.train(state.settings, state=KnownPlan.of(read, state.settings, 0))
     assert reasons[0].startswith("rank 0 takes ")
-    bounded = replace(made_for, in_passes=False)
-    assert made_for.difference(bounded) == (
+    bounded = replace(facts, in_passes=False)
+    assert facts.difference(bounded) == (
         "the leave to run several passes was True, and here it is False"
     )
 
@@ -622,16 +614,8 @@ def test_a_plan_in_passes_is_written_read_and_checked(cluster):
 def test_a_profile_of_an_earlier_release_is_read(cluster):
     trained = cluster(DEVICES, 96)
     state = trained.train(trained.settings())
-    made_for = MadeFor.of(
-        state.settings,
-        devices=("a", "b", "c"),
-        parameters=1,
-        sync_batch_norm=False,
-        precision="32-true",
-        batch_weight="samples",
-        software={},
-    )
-    profile = Profile.of(state, made_for)
+    facts = made_for(state.settings)
+    profile = Profile.of(state, facts)
     values = json.loads(profile.to_json())
     del (
         values["plan"]["rows_per_pass"],
