@@ -7,9 +7,11 @@ import os
 import pickle
 import socket
 import tempfile
+import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +80,7 @@ class StepTimer(pl.Callback):
     ) -> None:
         now = time.perf_counter()
         if self._began is not None:
-            measured = self.seconds if self._is_settled(trainer) else self.warmup_seconds
+            measured = self.seconds if has_measured(trainer) else self.warmup_seconds
             measured.append(now - self._began)
         self._began = now
         if len(self.seconds) >= self._steps + self._skip:
@@ -89,9 +91,48 @@ class StepTimer(pl.Callback):
         """The steps without the first ones."""
         return self.seconds[self._skip :]
 
-    def _is_settled(self, trainer: pl.Trainer) -> bool:
-        orchestration = getattr(trainer.strategy, "orchestration", None)
-        return orchestration is None or orchestration.exchange_after is None
+
+def has_measured(trainer: pl.Trainer) -> bool:
+    """Whether the trainer's strategy is not, or no longer, measuring for a plan."""
+    orchestration = getattr(trainer.strategy, "orchestration", None)
+    return orchestration is None or orchestration.exchange_after is None
+
+
+class Turns:
+    """Lets one of several trainings run at a time, each in its thread; all ranks hand over at the same steps."""
+
+    def __init__(self, order: Sequence[str]) -> None:
+        self._order = order
+        self._present = 0
+        self._changed = threading.Condition()
+
+    def run(self, trainings: Mapping[str, Callable[[], Any]]) -> None:
+        """Run each training when its turn has come, until all have ended."""
+        threads = [
+            threading.Thread(target=self._run, args=(name, trainings[name])) for name in self._order
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _run(self, name: str, training: Callable[[], Any]) -> None:
+        self.wait_for(name)
+        try:
+            training()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        self.hand_over()
+
+    def wait_for(self, name: str) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._order[self._present] == name)
+
+    def hand_over(self) -> None:
+        with self._changed:
+            self._present = (self._present + 1) % len(self._order)
+            self._changed.notify_all()
 
 
 class Network(pl.LightningModule):
@@ -110,13 +151,15 @@ class Network(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-4)
 
 
-def quiet_trainer(strategy: Any, ranks: int, callbacks: list[pl.Callback]) -> pl.Trainer:
-    """A trainer on the CPU that prints and writes nothing and never ends by itself."""
+def quiet_trainer(
+    strategy: Any, ranks: int, callbacks: list[pl.Callback], max_epochs: int = -1
+) -> pl.Trainer:
+    """A trainer on the CPU that prints and writes nothing; it never ends by itself unless after `max_epochs`."""
     return pl.Trainer(
         strategy=strategy,
         devices=ranks,
         accelerator="cpu",
-        max_epochs=-1,
+        max_epochs=max_epochs,
         callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,

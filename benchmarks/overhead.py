@@ -14,17 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import threading
 import time
-import traceback
-from collections.abc import Callable
+from functools import partial
 from statistics import fmean, median, stdev
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from local_ranks import Network, quiet_trainer, run_ranks
+from local_ranks import Network, Turns, has_measured, quiet_trainer, run_ranks
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data import DataLoader, TensorDataset
@@ -112,52 +109,23 @@ def run_set(
     def play(strategy: str) -> None:
         chosen: Any = BoaStrategy() if strategy == "boa" else "ddp"
         trainer = quiet_trainer(chosen, RANKS, [players[strategy]])
-        stage.run(
-            strategy,
-            lambda: trainer.fit(
-                Network(features, width), DataLoader(rows, batch_size=32, shuffle=True)
-            ),
-        )
+        trainer.fit(Network(features, width), DataLoader(rows, batch_size=32, shuffle=True))
 
-    threads = [threading.Thread(target=play, args=(strategy,)) for strategy in order]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    stage.run({strategy: partial(play, strategy) for strategy in order})
     return stage.turns, players["boa"]
 
 
-class Stage:
-    """Lets one of several trainings run at a time; all ranks hand over at the same steps."""
+class Stage(Turns):
+    """Turns that end once the ratio is known well enough, or the time is over."""
 
     def __init__(self, order: tuple[str, ...], steps: int, half_width: float, ends: float) -> None:
+        super().__init__(order)
         self.steps = steps
         self._half_width = half_width
         self.turns: list[dict[str, float]] = []
         self.is_over = False
-        self._order = order
         self._ends = ends
-        self._present = 0
         self._turn: dict[str, float] = {}
-        self._changed = threading.Condition()
-
-    def run(self, name: str, training: Callable[[], None]) -> None:
-        self.wait_for(name)
-        try:
-            training()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        self.hand_over()
-
-    def wait_for(self, name: str) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._order[self._present] == name)
-
-    def hand_over(self) -> None:
-        with self._changed:
-            self._present = (self._present + 1) % len(self._order)
-            self._changed.notify_all()
 
     def finish_turn(self, name: str, seconds: float | None) -> None:
         """A training's steps of this turn are over; None while it is still measuring."""
@@ -211,10 +179,10 @@ class TakesTurns(pl.Callback):
         if not self._settled:
             self.warmup_seconds += [step] * self._stage.steps
         self._stage.finish_turn(self._name, step if self._settled else None)
-        orchestration = getattr(trainer.strategy, "orchestration", None)
-        self._settled = orchestration is None or orchestration.exchange_after is None
-        if orchestration is not None:
-            self.plan = orchestration.plan.batch_sizes
+        self._settled = has_measured(trainer)
+        plan = getattr(trainer.strategy, "plan", None)
+        if plan is not None:
+            self.plan = plan.batch_sizes
         trainer.should_stop = self._stage.is_over
         self._steps = -1
 

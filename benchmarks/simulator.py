@@ -1,8 +1,8 @@
 """How long a simulation takes: `python benchmarks/simulator.py`.
 
-Each policy once on a large mixed cluster with noise and links. Those that decide on rows alone are held to a
-limit; with a parameter server every gradient is an event, and BOA plans in earnest. The last line of stdout is
-JSON; the exit status is 1 when the limit is exceeded.
+Each policy once on a large mixed cluster with noise and links: with a parameter server every gradient is an
+event, and BOA plans in earnest. The last line of stdout is JSON; the exit status is 1 when a policy takes longer
+than the limit.
 """
 
 from __future__ import annotations
@@ -62,22 +62,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     cluster = mixed_cluster(options.workers, options.seed)
-    by_rows: list[Policy] = [
+    policies: list[Policy] = [
         EqualSplit(),
         FixedShares((ROWS_PER_WORKER,) * options.workers),
         Proportional(),
         LbBsp(),
-    ]
-    others: list[Policy] = [
         ParameterServer(),
         BackupWorkers(max(1, options.workers // 20)),
         Asynchronous(),
         Asynchronous(3),
         Boa(),
     ]
-    table = Table("policy", "seconds", "limit", "step, s", "rows / s", "idle", "dropped")
+    table = Table("policy", "seconds", "step, s", "rows / s", "idle", "dropped")
     taken: dict[str, float] = {}
-    for policy in [*by_rows, *others]:
+    for policy in policies:
         start = time.perf_counter()
         simulated = simulate(
             cluster,
@@ -90,16 +88,17 @@ def main() -> int:
         table.add_row(
             policy.name,
             f"{taken[policy.name]:.2f}",
-            f"{LIMIT_SECONDS:g}" if policy in by_rows else "",
             f"{simulated.median_step_seconds:.3f}",
             f"{simulated.rows_per_second:,.0f}",
             f"{np.mean(simulated.idle_share):.0%}",
             f"{simulated.dropped_share:.1%}",
         )
-    passed = all(taken[policy.name] <= LIMIT_SECONDS for policy in by_rows)
+    passed = max(taken.values()) <= LIMIT_SECONDS
     console = Console()
     console.print(table)
-    console.print(f"seconds to simulate {options.workers:,} workers and {options.steps:,} steps")
+    console.print(
+        f"seconds to simulate {options.workers:,} workers and {options.steps:,} steps, at most {LIMIT_SECONDS:g}"
+    )
     result = {
         "benchmark": "simulator",
         "workers": options.workers,

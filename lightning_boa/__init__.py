@@ -23,17 +23,31 @@ from lightning_boa.planning import (
 )
 
 if TYPE_CHECKING:
-    from lightning_boa.for_pytorch_lightning import BoaCallback, BoaStrategy, EmulatedCluster
+    from lightning_boa.for_pytorch_lightning import (
+        AsynchronousStrategy,
+        BackupWorkersStrategy,
+        BoaCallback,
+        BoaStrategy,
+        EmulatedCluster,
+        LbBspStrategy,
+        ParameterServerStrategy,
+        ProportionalStrategy,
+    )
     from lightning_boa.strategies.gathering import gather_rows
 
 __all__ = [
+    "AsynchronousStrategy",
+    "BackupWorkersStrategy",
     "BatchPlan",
     "BoaCallback",
     "BoaStrategy",
     "EmulatedCluster",
     "InPasses",
+    "LbBspStrategy",
     "LinearTime",
     "MeasuredAllReduce",
+    "ParameterServerStrategy",
+    "ProportionalStrategy",
     "RingAllReduce",
     "TableTime",
     "WorkerSet",
@@ -42,7 +56,16 @@ __all__ = [
     "plan_batches",
 ]
 
-_FOR_A_LIGHTNING = ("BoaCallback", "BoaStrategy", "EmulatedCluster")
+_FOR_A_LIGHTNING = (
+    "AsynchronousStrategy",
+    "BackupWorkersStrategy",
+    "BoaCallback",
+    "BoaStrategy",
+    "EmulatedCluster",
+    "LbBspStrategy",
+    "ParameterServerStrategy",
+    "ProportionalStrategy",
+)
 _NEEDS_TORCH = {"gather_rows": "lightning_boa.strategies.gathering"}
 
 try:

@@ -106,9 +106,10 @@ class EmulatedClusterBehaviour:
     as on a device. Where a step has several backwards (manual optimisation) they share the rest equally; where it runs
     in several passes each of them lasts as a step of its rows, and a parked rank's step takes no time.
 
-    Each reduction of gradients takes all ranks as long as a ring of the emulated links does: 2 (k - 1) (latency +
-    bytes / (k slowest bandwidth)) seconds for k ranks, after the backward and on top of the real exchange. Other
-    collectives take their real time only.
+    Each reduction of gradients under DDP takes all ranks as long as a ring of the emulated links does: 2 (k - 1)
+    (latency + bytes / (k slowest bandwidth)) seconds for k ranks, after the backward and on top of the real exchange.
+    To a parameter server and from it a rank's gradients take latency + bytes / bandwidth. Other collectives take their
+    real time only.
 
     Args:
         seconds_per_sample: seconds for each row, one value per rank.
@@ -203,6 +204,12 @@ class EmulatedClusterBehaviour:
         if seconds > 0:
             self._sleep(seconds)
 
+    def transfer(self, gradient_bytes: int) -> None:
+        """Pass the time in which so many bytes cross this rank's link, to a parameter server or from it."""
+        seconds = self.latency + gradient_bytes / self.bandwidth[self._rank]
+        if seconds > 0:
+            self._sleep(seconds)
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         refuse_mix(self, trainer)
         if len(self.seconds_per_sample) != trainer.world_size:
@@ -229,7 +236,7 @@ class EmulatedClusterBehaviour:
         self._waits_for_entry = True
         self._backwards_expected = max(1, self._backwards_seen)
         self._backwards_seen = 0
-        self._step = trainer.fit_loop.total_batch_idx if self.throttle else 0
+        self._step = _step_of(trainer) if self.throttle else 0
         self._batch_rows = rows_of_batch(batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
@@ -303,9 +310,15 @@ def _rows_of_pass(strategy: Any) -> int | None:
     return rows
 
 
+def _step_of(trainer: Any) -> int:
+    """The batch that runs, counted since training began; where ranks are in different steps, this rank's own."""
+    own: int | None = getattr(trainer.strategy, "emulated_step", None)
+    return int(trainer.fit_loop.total_batch_idx) if own is None else own
+
+
 def _has_reduced(trainer: Any) -> bool:
-    """Whether the last backward has averaged gradients, which it does not inside an accumulation window."""
-    return bool(getattr(trainer.strategy.model, "require_forward_param_sync", True))
+    """Whether the last backward has averaged gradients: DDP does, but not inside an accumulation window."""
+    return bool(getattr(trainer.strategy.model, "require_forward_param_sync", False))
 
 
 def _per_rank(name: str, value: float | Sequence[float], ranks: int) -> tuple[float, ...]:

@@ -7,12 +7,27 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from typing_extensions import override
 
+from lightning_boa.baselines.asynchronous import AsynchronousBehaviour
+from lightning_boa.baselines.by_rows import LbBspBehaviour, ProportionalBehaviour
+from lightning_boa.baselines.first_gradients import (
+    BackupWorkersBehaviour,
+    ParameterServerBehaviour,
+)
 from lightning_boa.callbacks import BoaCallbackBehaviour
 from lightning_boa.emulation import EmulatedClusterBehaviour
 from lightning_boa.strategies import BoaBehaviour, HandsBackResults
 from lightning_boa.wrong_lightning import let_others_ask
 
-__all__ = ["BoaCallback", "BoaStrategy", "EmulatedCluster"]
+__all__ = [
+    "AsynchronousStrategy",
+    "BackupWorkersStrategy",
+    "BoaCallback",
+    "BoaStrategy",
+    "EmulatedCluster",
+    "LbBspStrategy",
+    "ParameterServerStrategy",
+    "ProportionalStrategy",
+]
 
 
 class BoaCallback(BoaCallbackBehaviour, Callback):
@@ -39,4 +54,30 @@ class BoaStrategy(BoaBehaviour, DDPStrategy):
             self._launcher = BoaLauncher(self, start_method=self._start_method)
 
 
-let_others_ask(BoaStrategy)
+class ProportionalStrategy(ProportionalBehaviour, BoaStrategy):
+    __doc__ = ProportionalBehaviour.__doc__
+
+
+class LbBspStrategy(LbBspBehaviour, BoaStrategy):
+    __doc__ = LbBspBehaviour.__doc__
+
+
+class ParameterServerStrategy(ParameterServerBehaviour, DDPStrategy):
+    __doc__ = ParameterServerBehaviour.__doc__
+
+
+class BackupWorkersStrategy(BackupWorkersBehaviour, DDPStrategy):
+    __doc__ = BackupWorkersBehaviour.__doc__
+
+
+class AsynchronousStrategy(AsynchronousBehaviour, DDPStrategy):
+    __doc__ = AsynchronousBehaviour.__doc__
+
+
+for strategy in (
+    BoaStrategy,
+    ParameterServerStrategy,
+    BackupWorkersStrategy,
+    AsynchronousStrategy,
+):
+    let_others_ask(strategy)

@@ -233,6 +233,8 @@ class BoaCallbackBehaviour:
         )
         strategy.keep_profile(before, after)
         self._measure_while_needed(strategy)
+        if after.is_quiet:
+            return
         is_new = before.phase == "warmup" or before.plan.batch_sizes != after.plan.batch_sizes
         if after.phase == "planned" and is_new:
             rank_zero_info(f"boa: {_rows(after.plan)} rows per rank; {after.reason}")

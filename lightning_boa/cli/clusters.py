@@ -77,11 +77,24 @@ class EmulatedDevice:
             else number("cluster.devices.bandwidth", bandwidth, above=0)
         )
 
+    def slowed(self, times: float) -> EmulatedDevice:
+        """The device that takes so many times as long, with a link that does too."""
+        return EmulatedDevice(
+            self.name,
+            self.seconds_per_sample * times,
+            self.overhead * times,
+            self.floor * times,
+            self.throttle,
+            self.bandwidth / times,
+            self.rows_at_once,
+        )
+
 
 class EmulatedDevices:
     """Emulated devices, one process each on this machine's processor; fewer ranks take the first ones.
 
-    ``latency`` is that of an empty message between them, in seconds.
+    ``latency`` is that of an empty message between them, in seconds. Steps and messages take ``times`` times as long as
+    is given.
     """
 
     def __init__(
@@ -90,14 +103,16 @@ class EmulatedDevices:
         accelerator: str = "cpu",
         start_method: str = "fork",
         latency: float = 0.0,
+        times: float = 1.0,
     ) -> None:
         if not devices:
             raise OptionError(
                 "cluster.devices: expected at least one device, got an empty list; "
                 "cluster=none takes the real ones."
             )
-        self.devices = tuple(_device(values) for values in devices)
-        self.latency = number("cluster.latency", latency, least=0)
+        number("cluster.times", times, above=0)
+        self.devices = tuple(_device(values).slowed(times) for values in devices)
+        self.latency = times * number("cluster.latency", latency, least=0)
         self.accelerator = one_of("cluster.accelerator", accelerator, ("cpu",))
         self.start_method = one_of("cluster.start_method", start_method, START_METHODS)
 

@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import SGD, Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_boa.cli.framework import LightningModule
-from lightning_boa.cli.options import number, whole_number
+from lightning_boa.cli.optimization import BatchScaling
+from lightning_boa.cli.options import whole_number
+from lightning_boa.errors import OptionError
+
+if TYPE_CHECKING:
+    from pytorch_lightning.utilities.types import OptimizerLRScheduler
 
 CLASSES = 10
 
 
 class ConvNet(LightningModule):
+    """Trained on the cross entropy.
+
+    Args:
+        channels: of the first layer; the second has twice as many.
+        optimizer: makes the optimizer of the parameters; by default SGD with momentum.
+        scaling: of its learning rate with the global batch; by default none.
+
+    Raises:
+        OptionError: an option out of range; in `configure_optimizers` what the optimizer itself refuses.
+    """
+
     def __init__(
-        self, channels: int = 8, learning_rate: float = 0.1, momentum: float = 0.9
+        self,
+        channels: int = 8,
+        optimizer: Callable[[Iterator[nn.Parameter]], Optimizer] | None = None,
+        scaling: BatchScaling | None = None,
     ) -> None:
         super().__init__()
         whole_number("model.channels", channels, least=1)
-        self.learning_rate = number("model.learning_rate", learning_rate, above=0)
-        self.momentum = number("model.momentum", momentum, least=0, below=1)
+        self.make_optimizer = optimizer or partial(SGD, lr=0.1, momentum=0.9, nesterov=True)
+        self.scaling = scaling or BatchScaling()
         self.layers = nn.Sequential(
             nn.Conv2d(1, channels, kernel_size=3, padding=1),
             nn.ReLU(),
@@ -48,7 +71,9 @@ class ConvNet(LightningModule):
         self.test_accuracy(self(pictures), labels)
         self.log("test_accuracy", self.test_accuracy, logger=False)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            self.parameters(), lr=self.learning_rate, momentum=self.momentum, nesterov=True
-        )
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        try:
+            optimizer = self.make_optimizer(self.parameters())
+        except Exception as error:
+            raise OptionError(f"optimizer: {error}") from error
+        return self.scaling.configure(optimizer, self.trainer)

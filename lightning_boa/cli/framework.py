@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from pytorch_lightning.loggers import CSVLogger
     from pytorch_lightning.strategies import DDPStrategy
 
-    from lightning_boa.for_pytorch_lightning import BoaStrategy, EmulatedCluster
+    from lightning_boa.for_pytorch_lightning import (
+        AsynchronousStrategy,
+        BackupWorkersStrategy,
+        BoaStrategy,
+        EmulatedCluster,
+        LbBspStrategy,
+        ParameterServerStrategy,
+        ProportionalStrategy,
+    )
 else:
     try:
         from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -35,7 +43,15 @@ else:
         from pytorch_lightning.loggers import CSVLogger
         from pytorch_lightning.strategies import DDPStrategy
 
-        from lightning_boa.for_pytorch_lightning import BoaStrategy, EmulatedCluster
+        from lightning_boa.for_pytorch_lightning import (
+            AsynchronousStrategy,
+            BackupWorkersStrategy,
+            BoaStrategy,
+            EmulatedCluster,
+            LbBspStrategy,
+            ParameterServerStrategy,
+            ProportionalStrategy,
+        )
     except ModuleNotFoundError:
         from lightning.fabric.utilities.exceptions import MisconfigurationException
         from lightning.pytorch import (
@@ -49,18 +65,31 @@ else:
         from lightning.pytorch.loggers import CSVLogger
         from lightning.pytorch.strategies import DDPStrategy
 
-        from lightning_boa.for_lightning import BoaStrategy, EmulatedCluster
+        from lightning_boa.for_lightning import (
+            AsynchronousStrategy,
+            BackupWorkersStrategy,
+            BoaStrategy,
+            EmulatedCluster,
+            LbBspStrategy,
+            ParameterServerStrategy,
+            ProportionalStrategy,
+        )
 
 __all__ = [
+    "AsynchronousStrategy",
+    "BackupWorkersStrategy",
     "BoaStrategy",
     "CSVLogger",
     "Callback",
     "DDPStrategy",
     "EmulatedCluster",
+    "LbBspStrategy",
     "LightningDataModule",
     "LightningModule",
     "MisconfigurationException",
     "ModelCheckpoint",
+    "ParameterServerStrategy",
+    "ProportionalStrategy",
     "Trainer",
     "seed_everything",
 ]

@@ -5,13 +5,14 @@ Plain `torch.utils.data`: nothing here knows Lightning, a process group or a pla
 
 from __future__ import annotations
 
-from lightning_boa.data.loader import boa_loader, original_loader
+from lightning_boa.data.loader import boa_loader, loader_of, original_loader
 from lightning_boa.data.order import (
     GlobalOrder,
     Indices,
     SampledOrder,
     SequentialOrder,
     ShuffledOrder,
+    as_list,
     digest,
     length_of,
     order_of,
@@ -45,12 +46,14 @@ __all__ = [
     "Source",
     "Steps",
     "Together",
+    "as_list",
     "boa_loader",
     "can_be_planned",
     "cut",
     "digest",
     "is_stream",
     "length_of",
+    "loader_of",
     "makes_single_batches",
     "order_of",
     "original_loader",

@@ -12,7 +12,7 @@ made without it. Of what is private in torch's loader this file uses, because no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from types import MemberDescriptorType, new_class
@@ -75,6 +75,14 @@ def boa_loader(
 def original_loader(loader: _L) -> _L:
     """The user's loader behind a twin; any other loader itself."""
     return cast(_L, loader.__dict__["_boa_original"]) if isinstance(loader, Twin) else loader
+
+
+def loader_of(loader: DataLoader[Any], lists: Iterable[Sequence[Any]]) -> DataLoader[Any]:
+    """A loader like the user's that makes a batch of each of these lists of rows."""
+    user = original_loader(loader)
+    name = "sampler" if user.batch_sampler is None else "batch_sampler"
+    twin: DataLoader[Any] = twin_of(user, {name: lists}, Twin)
+    return twin
 
 
 def twin_of(user: DataLoader[Any], own: Mapping[str, Any], kind: type[Twin]) -> Any:
@@ -155,9 +163,7 @@ class _SharingTwin(Twin):
 
     def read_again(self, lists: Sequence[Sequence[Any]]) -> list[Any]:
         """A batch of each list of rows, read as the user's loader would, beside the iteration that runs."""
-        user = self._boa_original
-        name = "sampler" if user.batch_sampler is None else "batch_sampler"
-        return list(twin_of(user, {name: [list(rows) for rows in lists]}, Twin))
+        return list(loader_of(self._boa_original, [list(rows) for rows in lists]))
 
     def __len__(self) -> int:
         if not self._boa_sized:

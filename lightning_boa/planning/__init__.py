@@ -34,6 +34,8 @@ from lightning_boa.planning.rebalancing import Rebalancing
 from lightning_boa.planning.records import SplitMeasurement, StepRecord
 from lightning_boa.planning.schedule import Schedule
 from lightning_boa.planning.settings import OrchestrationSettings
+from lightning_boa.planning.simple_loops import LbBspPlanning, ProportionalPlanning, ShareRule
+from lightning_boa.planning.simple_shares import moved_shares, proportional_shares
 from lightning_boa.planning.time_models import (
     LinearTime,
     TableTime,
@@ -55,6 +57,7 @@ __all__ = [
     "Communication",
     "InPasses",
     "KnownPlan",
+    "LbBspPlanning",
     "LinearTime",
     "LinkedAllReduce",
     "MadeFor",
@@ -65,9 +68,11 @@ __all__ = [
     "OverlappedTime",
     "Parkable",
     "Profile",
+    "ProportionalPlanning",
     "Rebalancing",
     "RingAllReduce",
     "Schedule",
+    "ShareRule",
     "SplitMeasurement",
     "StepEnd",
     "StepRecord",
@@ -83,11 +88,13 @@ __all__ = [
     "fit_time",
     "fixed_plan",
     "gradient_weight",
+    "moved_shares",
     "network_findings",
     "pass_sizes",
     "plan_batches",
     "predicted_plan",
     "probe_groups",
+    "proportional_shares",
     "rank_names",
     "row_bounds",
     "shared_links",

@@ -11,14 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from lightning_boa.errors import MeasurementError, PlanError
 from lightning_boa.planning.bounds import Grid, check_feasible, positive_integer
-from lightning_boa.planning.time_models import LinearTime, TimeModel
+from lightning_boa.planning.time_models import LinearTime, TimeModel, scaled
 
 _PROBES = 64
 _REST_HOLDERS_TRIED = 64
 
 
 def allocate(
-    time_models: Sequence[TimeModel],
+    time_models: Sequence[TimeModel] | WorkerTimes,
     rows: int,
     *,
     lower: int | Sequence[int] | NDArray[np.int64],
@@ -47,7 +47,7 @@ def allocate(
     high = np.minimum(_bound("upper", upper, workers), rows)
     check_feasible(rows, low, high, granularity)
     grid = Grid.of(rows, low, high, granularity)
-    times = WorkerTimes(time_models)
+    times = WorkerTimes.of(time_models)
     seconds = _least_seconds(times, rows, grid, low, high)
     most = times.most_rows(seconds, low, high)
     wished = _equal(rows, workers) if prefer is None else _bound("prefer", prefer, workers)
@@ -55,7 +55,7 @@ def allocate(
 
 
 def can_be_done(
-    time_models: Sequence[TimeModel],
+    times: WorkerTimes,
     rows: int,
     seconds: float,
     *,
@@ -64,7 +64,7 @@ def can_be_done(
 ) -> bool:
     """Whether the workers can do ``rows`` rows within ``seconds``, each at most ``upper`` of them."""
     low, high = np.asarray(lower, dtype=np.int64), np.asarray(upper, dtype=np.int64)
-    most = WorkerTimes(time_models).most_rows(seconds, low, high)
+    most = times.most_rows(seconds, low, high)
     return bool(np.all(most >= low) and most.sum() >= rows)
 
 
@@ -135,7 +135,7 @@ def _least_seconds(
     low: NDArray[np.int64],
     high: NDArray[np.int64],
 ) -> float:
-    short, enough = float(times.at(low).max()), float(times.at(high).max())
+    short, enough = float(times.seconds(low).max()), float(times.seconds(high).max())
     most_short, most_enough = times.most_rows(short, low, high), high
     if grid.reaches(most_short):
         return short
@@ -172,21 +172,49 @@ def _least_seconds(
 class WorkerTimes:
     """The seconds of all workers at once: lines as arrays, other models one by one."""
 
-    def __init__(self, time_models: Sequence[TimeModel]) -> None:
+    def __init__(
+        self,
+        overhead: NDArray[np.float64],
+        slope: NDArray[np.float64],
+        floor: NDArray[np.float64],
+        others: Sequence[tuple[int, TimeModel]],
+    ) -> None:
+        self._overhead, self._slope, self._floor = overhead, slope, floor
+        self._others = others
+
+    @classmethod
+    def of(cls, time_models: Sequence[TimeModel] | WorkerTimes) -> WorkerTimes:
+        if isinstance(time_models, WorkerTimes):
+            return time_models
         lines = [
             (model.overhead, model.seconds_per_sample, model.floor)
             if type(model) is LinearTime
             else (0.0, 0.0, 0.0)
             for model in time_models
         ]
-        self._overhead, self._slope, self._floor = np.array(lines, dtype=np.float64).T
-        self._others = [
+        others = [
             (worker, model)
             for worker, model in enumerate(time_models)
             if type(model) is not LinearTime
         ]
+        overhead, slope, floor = np.array(lines, dtype=np.float64).T
+        return cls(overhead, slope, floor, others)
 
-    def at(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def __len__(self) -> int:
+        return self._slope.size
+
+    def scaled(self, factors: NDArray[np.float64]) -> WorkerTimes:
+        """The times of workers that have become slower by ``factors``."""
+        return WorkerTimes(
+            self._overhead * factors,
+            self._slope * factors,
+            self._floor * factors,
+            [(worker, scaled(model, float(factors[worker]))) for worker, model in self._others],
+        )
+
+    def seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Seconds of each worker for its ``rows``, shape ``(workers,)``."""
+        rows = np.asarray(rows)
         seconds: NDArray[np.float64] = np.maximum(self._floor, self._overhead + self._slope * rows)
         for worker, model in self._others:
             seconds[worker] = model.seconds(rows[worker])
@@ -256,7 +284,8 @@ class WorkerTimes:
 def _most_rows(model: TimeModel, seconds: float, least: int, most: int) -> int:
     below, above = least - 1, most + 1
     while above - below > 1:
-        probes = np.unique(np.linspace(below + 1, above - 1, _PROBES).astype(np.int64))
+        step = max(1, (above - below) // _PROBES)
+        probes = np.arange(below + step, above, step)
         fitting = int(np.searchsorted(model.seconds(probes), seconds, side="right"))
         if fitting < probes.size:
             above = int(probes[fitting])

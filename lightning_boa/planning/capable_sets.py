@@ -59,9 +59,9 @@ class CapableSets:
         self._lower = lower
         self._upper = upper
         self._grid = Grid.of(rows, lower, upper, granularity)
-        self._times = WorkerTimes(time_models)
-        self._times.at(np.minimum(lower, upper))
-        self._times.at(upper)
+        self._times = WorkerTimes.of(time_models)
+        self._times.seconds(np.minimum(lower, upper))
+        self._times.seconds(upper)
         self._fits = self._fitting_sizes()
 
     def _fitting_sizes(self) -> NDArray[np.bool_]:
@@ -121,7 +121,7 @@ class CapableSets:
             upper=self._upper[workers],
             granularity=self._grid.granularity,
         )
-        return split, float(WorkerTimes(models).at(split).max())
+        return split, float(WorkerTimes.of(models).seconds(split).max())
 
 
 def _greatest_from(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,8 @@ def fit_time(rows: ArrayLike, seconds: ArrayLike, *, through_origin: bool = Fals
     sizes, seconds_all, group = _checked(rows, seconds)
     counts = np.bincount(group)
     medians = np.asarray(
-        [np.median(seconds_all[group == index]) for index in range(sizes.size)], dtype=np.float64
+        [median(seconds_all[group == index].tolist()) for index in range(sizes.size)],
+        dtype=np.float64,
     )
     if sizes.size == 1 and not through_origin:
         raise MeasurementError(
@@ -152,7 +154,7 @@ def _pooled_noise(
         return UNKNOWN_NOISE
     used = int(repeated.sum())
     groups = int((counts > 1).sum())
-    spread = float(np.median(np.abs(deviations[repeated])))
+    spread = float(median(np.abs(deviations[repeated]).tolist()))
     return MAD_TO_DEVIATION * spread * float(np.sqrt(used / (used - groups)))
 
 

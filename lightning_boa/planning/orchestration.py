@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil
 from statistics import median
 from typing import Any, Literal
@@ -12,7 +13,6 @@ from lightning_boa.errors import MeasurementError
 from lightning_boa.planning.equal_devices import common_fits, second_split
 from lightning_boa.planning.fitting import MEDIAN_TO_MEAN_ERROR, TimeFit
 from lightning_boa.planning.plan import BatchPlan, predicted_plan
-from lightning_boa.planning.rank_fits import rank_fits
 from lightning_boa.planning.rebalancing import Rebalancing
 from lightning_boa.planning.records import (
     SplitMeasurement,
@@ -122,6 +122,16 @@ class Orchestration:
         return self.phase == "planned" and self.exchange_after is None and self.watch is None
 
     @property
+    def name(self) -> str:
+        """What makes the plans."""
+        return "BOA"
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether plans change so often that nobody is told of each."""
+        return False
+
+    @cached_property
     def counted_records(self) -> tuple[StepRecord, ...]:
         """The records without settling steps, of full steps only, or told as if all steps were usual ones."""
         first, later = _settling(self.settings)
@@ -138,7 +148,7 @@ class Orchestration:
     @property
     def fits(self) -> tuple[TimeFit | None, ...]:
         """Each rank's fit of a pass: a line through the origin after one size, None before any."""
-        return self.known_fits or rank_fits(self.counted_records, self.settings.world_size)
+        return self._evidence.fits
 
     @property
     def equal_measurement(self) -> SplitMeasurement | None:
@@ -277,7 +287,7 @@ class Orchestration:
         self, first_free_step: int, row_caps: Sequence[int] | None = None
     ) -> Orchestration:
         """The state with the plan that the watched steps speak for, or the same one if none does any more."""
-        current = replace(self, row_caps=self.row_caps if row_caps is None else tuple(row_caps))
+        current = self if row_caps is None else replace(self, row_caps=tuple(row_caps))
         if self.watch is None:
             return current._in_passes(first_free_step, since=self)
         watch = replace(self.watch, bounds=current._watched_bounds)
@@ -491,7 +501,7 @@ class Orchestration:
             return self.schedule
         return self.schedule.then(first_free_step, plan)
 
-    @property
+    @cached_property
     def _evidence(self) -> Evidence:
         settings = self.settings
         upper = usable_upper(
@@ -611,28 +621,31 @@ class Orchestration:
             )
         )
 
+    def holds_for(self, settings: OrchestrationSettings) -> bool:
+        """Whether there is a plan, made for the same rows and ranks, that keeps to ``settings``."""
+        sizes = self.plan.batch_sizes
+        return (
+            self.phase == "planned"
+            and self.settings.world_size == settings.world_size
+            and self.settings.global_batch_size == settings.global_batch_size
+            and self.settings.granularity == settings.granularity
+            and self.settings.varying == settings.varying
+            and (settings.in_passes or not self.plan.has_passes)
+            and all(
+                low <= size <= high
+                for low, size, high in zip(settings.lower, sizes, settings.upper, strict=True)
+            )
+        )
+
     @classmethod
     def resume(
         cls, settings: OrchestrationSettings, state_dict: Mapping[str, Any], first_step: int
     ) -> Orchestration:
         """Go on with a checkpoint's plan where ranks, batch and bounds fit; else begin anew."""
         old = cls.from_dict(state_dict)
-        sizes = old.plan.batch_sizes
         if settings.has_unknown_rows and old.settings.varying:
             settings = settings.for_rows(old.settings.global_batch_size)
-        fits = (
-            old.phase == "planned"
-            and old.settings.world_size == settings.world_size
-            and old.settings.global_batch_size == settings.global_batch_size
-            and old.settings.granularity == settings.granularity
-            and old.settings.varying == settings.varying
-            and (settings.in_passes or not old.plan.has_passes)
-            and all(
-                low <= size <= high
-                for low, size, high in zip(settings.lower, sizes, settings.upper, strict=True)
-            )
-        )
-        if not fits:
+        if not old.holds_for(settings):
             return cls.begin(settings, first_step)
         plan = old.plan if settings.in_passes else replace(old.plan, rows_per_pass=None)
         resumed = replace(

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_boa.errors import PlanError
-from lightning_boa.planning.allocation import allocate
+from lightning_boa.planning.allocation import WorkerTimes, allocate
 from lightning_boa.planning.time_models import TimeModel
 
 
 def allocate_or_park(
-    time_models: Sequence[TimeModel],
+    time_models: Sequence[TimeModel] | WorkerTimes,
     rows: int,
     *,
     lower: Sequence[int],
@@ -37,26 +37,20 @@ def allocate_or_park(
         PlanError: no split keeps the bounds and the granularity.
     """
 
+    times = WorkerTimes.of(time_models)
+
     def split(low: Sequence[int], high: Sequence[int]) -> NDArray[np.int64]:
-        return allocate(
-            time_models, rows, lower=low, upper=high, granularity=granularity, prefer=prefer
-        )
+        return allocate(times, rows, lower=low, upper=high, granularity=granularity, prefer=prefer)
 
     def seconds(shares: NDArray[np.int64]) -> float:
-        return max(
-            float(model.seconds(share))
-            for model, share in zip(time_models, shares.tolist(), strict=True)
-        )
+        return float(times.seconds(shares).max())
 
     fastest = split(lower, upper)
     if seats is None:
         return fastest
     limit = seconds(fastest)
-    at_few = {
-        rank: float(time_models[rank].seconds(max(seat, min(granularity, upper[rank]))))
-        for rank, (low, seat) in enumerate(zip(lower, seats, strict=True))
-        if low < seat
-    }
+    few = times.seconds(np.maximum(seats, np.minimum(granularity, upper))).tolist()
+    at_few = {rank: few[rank] for rank, seat in enumerate(seats) if lower[rank] < seat}
     by_cost = sorted(at_few, key=lambda rank: (-at_few[rank], rank))
 
     def without(number: int) -> NDArray[np.int64] | None:

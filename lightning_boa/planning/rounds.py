@@ -45,10 +45,13 @@ class CautiousTime:
     def seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
         """Seconds for ``rows`` (any shape)."""
         beyond = np.maximum(np.asarray(rows, dtype=np.float64) / self.largest - 1.0, 0.0)
-        at_largest = self.model.seconds(self.largest)
         return np.maximum(
-            self.model.seconds(rows), at_largest * (CAUTION * beyond + 1.0) * (beyond > 0)
+            self.model.seconds(rows), self._at_largest * (CAUTION * beyond + 1.0) * (beyond > 0)
         )
+
+    @cached_property
+    def _at_largest(self) -> NDArray[np.float64]:
+        return self.model.seconds(self.largest)
 
 
 def cautious(model: TimeModel, largest: int) -> TimeModel:
@@ -75,10 +78,14 @@ class HopefulTime:
     def seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
         """Seconds for ``rows`` (any shape)."""
         at = np.asarray(rows, dtype=np.float64)
-        low, high = self.model.seconds([self.smallest, self.largest])
-        slope = min((high - low) / (self.largest - self.smallest), low / self.smallest)
+        low, slope = self._smallest_and_slope
         chord = low - slope * (self.smallest - at)
         return np.minimum(self.model.seconds(at), np.where(at < self.smallest, chord, np.inf))
+
+    @cached_property
+    def _smallest_and_slope(self) -> tuple[float, float]:
+        low, high = self.model.seconds([self.smallest, self.largest]).tolist()
+        return low, min((high - low) / (self.largest - self.smallest), low / self.smallest)
 
 
 def hopeful(model: TimeModel, sizes: Sequence[int]) -> TimeModel:
@@ -218,7 +225,8 @@ class Evidence:
     @cached_property
     def largest_shares(self) -> tuple[int, ...]:
         """The most rows that each rank has run in a step, 0 where none."""
-        largest = [max(fit.batch_sizes) if fit is not None else 0 for fit in self.fits]
+        known = self.known_fits or (None,) * len(self.equal)
+        largest = [max(fit.batch_sizes) if fit is not None else 0 for fit in known]
         for record in self.records:
             largest[record.rank] = max(largest[record.rank], record.rows)
         return tuple(largest)
@@ -226,7 +234,8 @@ class Evidence:
     @cached_property
     def least(self) -> tuple[int, ...]:
         """The fewest rows of each rank: some, where it may be parked but was never measured."""
-        return self._with_seats([self.parks and fit is None for fit in self.fits])
+        fits = self.fits if self.parks else ()
+        return self._with_seats([fit is None for fit in fits] or [False] * len(self.equal))
 
     @cached_property
     def seats(self) -> tuple[int, ...]:

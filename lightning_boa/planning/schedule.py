@@ -55,6 +55,11 @@ class Schedule:
             )
         return Schedule((*self.entries, (first_step, plan)))
 
+    def since(self, step: int) -> Schedule:
+        """This schedule without the plans that have ended before ``step``."""
+        index = max(0, bisect_right(self._first_steps, step) - 1)
+        return Schedule(self.entries[index:])
+
     def changed_from(self, first_step: int, change: Callable[[BatchPlan], BatchPlan]) -> Schedule:
         """This schedule with ``change`` of every plan that holds at ``first_step`` or later."""
         begun = [entry for entry in self.entries if entry[0] < first_step]

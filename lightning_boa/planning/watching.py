@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lightning_boa.planning.allocation import can_be_done
+from lightning_boa.planning.allocation import WorkerTimes, can_be_done
 from lightning_boa.planning.fitting import MAD_TO_DEVIATION, MEDIAN_TO_MEAN_ERROR
 from lightning_boa.planning.parking import allocate_or_park
 from lightning_boa.planning.passes import pass_sizes, seconds_in_passes, share_models
 from lightning_boa.planning.rounds import LEAST_GAIN
-from lightning_boa.planning.time_models import TimeModel, scaled
+from lightning_boa.planning.time_models import TimeModel
 
 BLOCK_STEPS = 5
 LEAST_STEPS = 3
@@ -51,6 +51,11 @@ class Block:
     period: float
     loader_wait: float
     first_step: int = 0
+
+    @cached_property
+    def scale_of_each(self) -> NDArray[np.float64]:
+        """``scales`` as an array."""
+        return np.asarray(self.scales)
 
 
 def block_of(
@@ -183,6 +188,15 @@ class Watch:
         """Time model of a whole share of each rank."""
         return share_models(self.models, self.bounds.row_caps, parks=self.bounds.seats is not None)
 
+    @cached_property
+    def share_times(self) -> WorkerTimes:
+        """Seconds of a whole share of all ranks."""
+        return WorkerTimes.of(self.share_models)
+
+    @cached_property
+    def _pass_times(self) -> WorkerTimes:
+        return WorkerTimes.of(self.models)
+
     def with_block(self, block: Block) -> Watch:
         """One more block has been measured."""
         rests = self.calm + 1 >= PATIENCE * self.least and self.least > 1
@@ -277,19 +291,27 @@ class Watch:
         rank: int,
         rows: Sequence[int],
         seconds: Sequence[float],
-        passes: Sequence[int] | None = None,
+        passes: Sequence[int],
     ) -> NDArray[np.float64]:
-        """Measured over modelled seconds of a rank's steps; NaN where it had no rows.
+        """Measured over modelled seconds of a rank's steps; NaN where it had no rows."""
+        return _ratios(rows, seconds, seconds_in_passes(self.models[rank], rows, passes))
 
-        ``passes`` of each step are those that the bounds ask for unless given.
+    def ratios_of_all(
+        self, splits: Sequence[Sequence[int]], seconds: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Those of all ranks, shape ``(ranks, steps)``, in the passes that the bounds ask for.
+
+        Args:
+            splits: the rows of all ranks in each step.
+            seconds: measured, shape ``(steps, ranks)``.
         """
-        if passes is None:
-            passes = [self.bounds.passes(rank, each) for each in rows]
-        modelled = seconds_in_passes(self.models[rank], rows, passes)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratios: NDArray[np.float64] = np.asarray(seconds) / modelled
-        ratios[np.asarray(rows) == 0] = np.nan
-        return ratios
+        modelled = {rows: self._modelled(rows) for rows in set(map(tuple, splits))}
+        ratios = _ratios(splits, seconds, [modelled[tuple(rows)] for rows in splits])
+        return np.ascontiguousarray(ratios.T)
+
+    def _modelled(self, split: Sequence[int]) -> NDArray[np.float64]:
+        passes = [self.bounds.passes(rank, rows) for rank, rows in enumerate(split)]
+        return seconds_in_passes(self._pass_times, split, passes)
 
     def error(self, blocks: int) -> float:
         """Standard error of the ratio of two ranks' times in a window."""
@@ -343,8 +365,9 @@ class _Search:
     def __init__(self, watch: Watch, current: tuple[int, ...], every_window: bool) -> None:
         self._watch = watch
         self._current = current
-        self._newest_first = np.asarray([block.scales for block in watch.blocks])[::-1]
-        self._seconds = self._modelled(current)
+        self._newest_first = np.asarray([block.scale_of_each for block in watch.blocks])[::-1]
+        self._times = watch.share_times
+        self._seconds = self._times.seconds(current)
         self._every_window = every_window
         self._alarm = NormalDist().inv_cdf(1 - FALSE_ALARM / len(current))
 
@@ -393,7 +416,7 @@ class _Search:
         allowed = float((window * self._seconds).max(axis=1).mean()) / (1 + least)
         bounds = self._watch.bounds
         return can_be_done(
-            self._scaled(scales),
+            self._times.scaled(scales),
             sum(self._current),
             allowed,
             lower=bounds.lower,
@@ -436,7 +459,7 @@ class _Search:
         """A better split near one that is best in one regime: rows move from the slowest rank of either one."""
         seconds = self._mean_step(split, regimes)
         for _ in range(MOST_MOVES):
-            times = [regime.scales * self._modelled(split) for regime in regimes]
+            times = [regime.scales * self._times.seconds(split) for regime in regimes]
             shares = [regime.share for regime in regimes]
             idlest = int(np.average(times, axis=0, weights=shares).argmin())
             moves = [self._moved(split, int(each.argmax()), idlest) for each in times]
@@ -463,12 +486,12 @@ class _Search:
     def _at_worst(self, split: Sequence[int]) -> NDArray[np.float64]:
         rows, before = np.asarray(split), np.maximum(self._current, 1)
         in_proportion = np.where(rows > before, self._seconds * rows / before, 0.0)
-        return np.maximum(self._modelled(split), in_proportion)
+        return np.maximum(self._times.seconds(split), in_proportion)
 
     def _optimum(self, scales: NDArray[np.float64]) -> tuple[int, ...]:
         bounds = self._watch.bounds
         split = allocate_or_park(
-            self._scaled(scales),
+            self._times.scaled(scales),
             sum(self._current),
             lower=bounds.lower,
             upper=bounds.upper,
@@ -480,17 +503,14 @@ class _Search:
         return tuple(split.tolist())
 
     def _mean_step(self, split: Sequence[int], regimes: Sequence[_Regime]) -> float:
-        return _mean_step(self._modelled(split), regimes)
+        return _mean_step(self._times.seconds(split), regimes)
 
-    def _modelled(self, split: Sequence[int]) -> NDArray[np.float64]:
-        models = self._watch.share_models
-        return np.asarray(
-            [float(model.seconds(rows)) for model, rows in zip(models, split, strict=True)]
-        )
 
-    def _scaled(self, scales: NDArray[np.float64]) -> list[TimeModel]:
-        models = self._watch.share_models
-        return [scaled(model, scale) for model, scale in zip(models, scales.tolist(), strict=True)]
+def _ratios(rows: ArrayLike, seconds: ArrayLike, modelled: ArrayLike) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios: NDArray[np.float64] = np.asarray(seconds) / np.asarray(modelled)
+    ratios[np.asarray(rows) == 0] = np.nan
+    return ratios
 
 
 def _lower_median(scales: NDArray[np.float64]) -> float:

@@ -27,22 +27,31 @@ def plan_figure(report: PlanReport) -> Figure:
     Raises:
         OptionError: a rank's time is unknown, or matplotlib is missing.
     """
+    equal = _known([rank.equal_seconds for rank in report.ranks])
+    boa = _known([_measured_or_predicted(report, rank) for rank in range(len(report.ranks))])
+    figure = new_figure(8, 1.6 + 0.62 * len(report.ranks))
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    _draw(upper, report, "Equal split", [rank.equal_rows for rank in report.ranks], equal)
+    _draw(lower, report, report.name, [rank.boa_rows for rank in report.ranks], boa)
+    lower.set_xlabel("time of one training step (ms)")
+    handles, labels = upper.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False)
+    return figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches.
+
+    Raises:
+        OptionError: matplotlib is missing.
+    """
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise OptionError(
             'picture: a picture needs matplotlib: pip install "lightning-boa[plot]".'
         ) from error
-    equal = _known([rank.equal_seconds for rank in report.ranks])
-    boa = _known([_measured_or_predicted(report, rank) for rank in range(len(report.ranks))])
-    figure = Figure(figsize=(8, 1.6 + 0.62 * len(report.ranks)), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    _draw(upper, report, "Equal split", [rank.equal_rows for rank in report.ranks], equal)
-    _draw(lower, report, "BOA", [rank.boa_rows for rank in report.ranks], boa)
-    lower.set_xlabel("time of one training step (ms)")
-    handles, labels = upper.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_plan_picture(report: PlanReport, path: str | Path) -> Path:

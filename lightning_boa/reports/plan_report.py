@@ -41,6 +41,7 @@ class PlanReport:
         reason: one sentence: why this plan.
         network: one sentence: what communication costs, and which ranks had better be left out; empty where it costs
             next to nothing.
+        name: what has made the plan.
     """
 
     ranks: tuple[RankReport, ...]
@@ -48,6 +49,7 @@ class PlanReport:
     boa_step_seconds: float | None = None
     reason: str = ""
     network: str = ""
+    name: str = "BOA"
 
     @property
     def gain(self) -> float | None:
@@ -122,6 +124,7 @@ def describe_plan(
         boa_step_seconds=None if planned is None else planned.step_period,
         reason=reason,
         network="" if network is None else describe_network(network),
+        name="BOA" if orchestration is None else orchestration.name,
     )
 
 

@@ -21,11 +21,11 @@ def plan_table(report: PlanReport) -> Table:
     for heading in (
         "speed\n(rows/s)",
         "rows,\nequal",
-        "rows,\nBOA",
+        f"rows,\n{report.name}",
         "predicted\n(ms)",
         "measured\n(ms)",
         "idle,\nequal",
-        "idle,\nBOA",
+        f"idle,\n{report.name}",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for rank in report.ranks:
@@ -35,9 +35,9 @@ def plan_table(report: PlanReport) -> Table:
 
 def comparison_table(report: PlanReport) -> Table:
     """The measured step time under the equal split and under BOA, the gain, and the linear ceiling."""
-    table = _table("Equal split vs BOA, both measured in this run")
+    table = _table(f"Equal split vs {report.name}, both measured in this run")
     table.add_column("", no_wrap=True)
-    for heading in ("equal split", "BOA", "gain", "linear ceiling"):
+    for heading in ("equal split", report.name, "gain", "linear ceiling"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_row(
         "step time (ms)",

@@ -54,7 +54,8 @@ class Asynchronous:
 
 class _AsTheyArrive:
     def __init__(self, trial: Trial, most_ahead: int | None) -> None:
-        self._trial = trial
+        self._failures = trial.cluster.failures
+        self._factor = trial.disturbances.of
         self._most_ahead = most_ahead
         self._rows = trial.equal_rows
         self._undisturbed: list[float] = trial.undisturbed_seconds(np.asarray(self._rows)).tolist()
@@ -64,7 +65,7 @@ class _AsTheyArrive:
         self._waiting: list[int] = []
 
     def begin(self, server: Server) -> None:
-        for worker in range(self._trial.cluster.workers):
+        for worker in range(len(self._rows)):
             if self._has_failed(worker):
                 server.leave(worker, 0.0)
             else:
@@ -101,8 +102,8 @@ class _AsTheyArrive:
                 server.send_weights(worker, self._seconds(worker), now)
 
     def _has_failed(self, worker: int) -> bool:
-        failure = self._trial.cluster.failures.get(worker)
+        failure = self._failures.get(worker)
         return failure is not None and self._steps[worker] >= failure
 
     def _seconds(self, worker: int) -> float:
-        return self._undisturbed[worker] * self._trial.disturbances.of(worker, self._steps[worker])
+        return self._undisturbed[worker] * self._factor(worker, self._steps[worker])

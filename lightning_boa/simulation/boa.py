@@ -163,9 +163,8 @@ class _Blocks:
     def _block(self, first_step: int, state: Orchestration) -> Block | None:
         assert state.watch is not None
         steps, self._steps = self._steps, []
-        seconds = np.maximum([computing for _, computing, _ in steps], PARKED_SECONDS).T
-        splits = list(zip(*(rows for rows, _, _ in steps), strict=True))
-        ratios = [state.watch.ratios(rank, splits[rank], each) for rank, each in enumerate(seconds)]
+        seconds = np.maximum([computing for _, computing, _ in steps], PARKED_SECONDS)
+        ratios = state.watch.ratios_of_all([rows for rows, _, _ in steps], seconds)
         period = median(period for _, _, period in steps)
         return block_of(ratios, period=period, loader_wait=0.0, first_step=first_step)
 

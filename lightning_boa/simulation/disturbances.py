@@ -28,12 +28,12 @@ class Disturbances:
 
     def of(self, worker: int, step: int) -> float:
         """The factor of one step of one worker, fast where a worker's steps rise."""
-        number, place = divmod(step, BLOCK)
+        number = step // BLOCK
         block = self._blocks.get(worker)
         if block is None or block[0] != number:
             block = number, self._block(worker, number).tolist()
             self._blocks[worker] = block
-        return block[1][place]
+        return block[1][step % BLOCK]
 
     def of_all(self, step: int) -> NDArray[np.float64]:
         """The factors of all workers in one step, shape ``(workers,)``."""

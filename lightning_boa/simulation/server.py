@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
+from heapq import heappop, heappush
 from typing import Protocol
 
 import numpy as np
@@ -63,19 +63,21 @@ class Server:
     def run(self, updates: int) -> None:
         """Go on until so many updates have been made."""
         self._rule.begin(self)
+        received, asks, is_received = self._rule.received, _Event.ASKS, _Event.IS_RECEIVED
+        events, tickets = self._events, self._tickets
         while self.updates < updates:
-            now, _, kind, worker, version, ticket = heapq.heappop(self._events)
-            if kind is _Event.IS_RECEIVED:
-                self._rule.received(self, worker, version, now)
-            elif ticket != self._tickets[worker]:
+            now, _, kind, worker, version, ticket = heappop(events)
+            if kind is is_received:
+                received(self, worker, version, now)
+            elif ticket != tickets[worker]:
                 continue
-            elif kind is _Event.ASKS:
+            elif kind is asks:
                 self._stop(worker, now)
             elif self._server_seconds == 0:
-                self._rule.received(self, worker, version, now)
+                received(self, worker, version, now)
             else:
                 self._inbound_free = max(self._inbound_free, now) + self._server_seconds
-                self._push(self._inbound_free, _Event.IS_RECEIVED, worker, version)
+                self._push(self._inbound_free, is_received, worker, version)
 
     def compute(self, worker: int, seconds: float, now: float) -> None:
         """The worker has the newest weights at ``now`` and computes for so many seconds."""
@@ -100,10 +102,12 @@ class Server:
 
     def update(self, gradients: Sequence[tuple[int, int, int]], now: float) -> None:
         """The weights change by the gradients of (worker, version, rows)."""
-        for worker, version, _ in gradients:
+        all_rows = 0
+        for worker, version, rows in gradients:
             self._gradients[worker] += 1
             self._staleness[self.updates - version] += 1
-        self._rows.append(sum(rows for *_, rows in gradients))
+            all_rows += rows
+        self._rows.append(all_rows)
         self._update_times.append(now)
         self.updates += 1
 
@@ -149,4 +153,4 @@ class Server:
     def _push(self, at: float, kind: _Event, worker: int, version: int) -> None:
         self._number += 1
         event = (at, self._number, kind, worker, version, self._tickets[worker])
-        heapq.heappush(self._events, event)
+        heappush(self._events, event)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_boa.errors import OptionError
-from lightning_boa.planning import apportion, equal_split
+from lightning_boa.planning import apportion, equal_split, moved_shares, proportional_shares
 from lightning_boa.planning.bounds import is_count, positive_integer
 from lightning_boa.simulation.outcome import Simulated
 from lightning_boa.simulation.synchronous import ConstantShares, Shares, train_synchronously
@@ -99,8 +99,7 @@ class _ProportionalShares:
         self._left -= 1
         self._measured.append(computing)
         if self._left == 0:
-            speeds = np.asarray(rows) / np.median(self._measured, axis=0)
-            self._rows = apportion(speeds.tolist(), sum(rows), lower=1)
+            self._rows = proportional_shares(rows, np.median(self._measured, axis=0).tolist())
 
 
 @dataclass(frozen=True)
@@ -136,11 +135,6 @@ class _MovingShares:
     def after(
         self, step: int, rows: Sequence[int], computing: NDArray[np.float64], period: float
     ) -> None:
-        straggler, leader = int(computing.argmax()), int(computing.argmin())
-        moved = min(self._rows_moved, rows[straggler] - 1)
-        if computing[leader] == computing[straggler] or moved <= 0:
-            return
-        changed = list(rows)
-        changed[straggler] -= moved
-        changed[leader] += moved
-        self._rows = tuple(changed)
+        moved = moved_shares(rows, computing.tolist(), self._rows_moved)
+        if moved != self._rows:
+            self._rows = moved

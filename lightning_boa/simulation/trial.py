@@ -45,7 +45,7 @@ class Trial:
 
     @cached_property
     def _times(self) -> WorkerTimes:
-        return WorkerTimes(self.cluster.time_models)
+        return WorkerTimes.of(self.cluster.time_models)
 
     @property
     def equal_rows(self) -> tuple[int, ...]:
@@ -54,4 +54,4 @@ class Trial:
 
     def undisturbed_seconds(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds in which each worker computes ``rows``, shape ``(workers,)``; no time without rows."""
-        return np.where(rows > 0, self._times.at(rows), 0.0)
+        return np.where(rows > 0, self._times.seconds(rows), 0.0)

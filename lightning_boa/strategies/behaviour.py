@@ -60,7 +60,7 @@ from lightning_boa.strategies.restart import Restart
 from lightning_boa.strategies.roll_call import RollCall
 from lightning_boa.strategies.running_statistics import RunningStatistics
 from lightning_boa.strategies.saved_profile import SavedProfile, installed_software
-from lightning_boa.strategies.step_plans import SWITCH, StepPlans, is_switched_off
+from lightning_boa.strategies.step_plans import SWITCH, Planning, StepPlans, is_switched_off
 from lightning_boa.strategies.unusual_steps import UnusualSteps
 from lightning_boa.wrong_lightning import refuse_mix
 
@@ -131,6 +131,7 @@ class BoaBehaviour(_Base):
     """
 
     callback_class: ClassVar[type[Any]]
+    planning: Planning = Orchestration
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class BoaBehaviour(_Base):
         )
         check_known(ddp_kwargs, super().__init__)
         super().__init__(**ddp_kwargs)
-        self._plans = StepPlans(self.options)
+        self._plans = StepPlans(self.options, self.planning)
         self._profile: SavedProfile | None = None
         self.device_names: tuple[str, ...] = ()
         self.clock = StepClock(rank=0)
@@ -230,6 +231,11 @@ class BoaBehaviour(_Base):
     def plan(self) -> BatchPlan | None:
         """The latest plan, in the warm-up the split that is tried; None before training."""
         return self._plans.latest
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Rows of a full step over all ranks, a checkpoint's first; None before the training loaders are set up."""
+        return sum(self._plans.rows_of_loaders) or None
 
     @property
     def communication(self) -> Communication | None:
@@ -336,11 +342,13 @@ class BoaBehaviour(_Base):
         parameters = sum(parameter.numel() for parameter in self.lightning_module.parameters())
         _, first_step = trainer_seam.steps_done(self._trainer)
         self._profile = self._saved_profile(parameters)
-        self._plans.begin(
-            {"devices": list(self.device_names), "parameters": parameters},
-            first_step,
-            self._profile,
-        )
+        made_for = {"devices": list(self.device_names), "parameters": parameters}
+        self._plans.begin({**made_for, **self.planning_facts}, first_step, self._profile)
+
+    @property
+    def planning_facts(self) -> dict[str, Any]:
+        """What a checkpoint's plan must have been made by to be gone on with, in plain values; boa's own needs none."""
+        return {}
 
     def keep_profile(self, before: Orchestration, after: Orchestration) -> None:
         """Write the profile if one is asked for and is complete; every rank calls it after each exchange."""
@@ -768,6 +776,7 @@ class BoaBehaviour(_Base):
         return {
             **self.options.facts,
             **{f"{name} of DistributedDataParallel": each for name, each in sorted(ddp.items())},
+            "planning": self.planning,
             "world size": self.world_size,
             SWITCH: is_switched_off(),
             "callbacks that monitor a value": [

@@ -286,14 +286,24 @@ def whole_numbers(value: Any) -> Any:
     return value
 
 
-def check_known(options: Mapping[str, Any], strategy: Callable[..., Any]) -> None:
+def check_known(
+    options: Mapping[str, Any],
+    strategy: Callable[..., Any],
+    *,
+    name_of_ours: str = "BoaStrategy",
+    ours: Iterable[str] | None = None,
+) -> None:
     """Refuse an option that neither `strategy` nor DistributedDataParallel takes.
+
+    Args:
+        name_of_ours: the strategy that was given the options.
+        ours: its own options, those of BoaStrategy unless given.
 
     Raises:
         OptionError: its name, and the names that are known.
     """
     known = {*_parameters(strategy), *_parameters(DistributedDataParallel.__init__)}
-    known |= {field.name for field in fields(BoaOptions)}
+    known |= {field.name for field in fields(BoaOptions)} if ours is None else set(ours)
     known -= {"self", "module", "kwargs"}
     for name, reason in REFUSED.items():
         if options.get(name) is not None:
@@ -301,7 +311,7 @@ def check_known(options: Mapping[str, Any], strategy: Callable[..., Any]) -> Non
     for name in options:
         if name not in known:
             raise OptionError(
-                f"{name}: is no option of BoaStrategy. Known are {', '.join(sorted(known))}."
+                f"{name}: is no option of {name_of_ours}. Known are {', '.join(sorted(known))}."
             )
 
 

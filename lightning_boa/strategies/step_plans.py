@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -29,11 +29,24 @@ RUNS_ALL = (
 )
 
 
+class Planning(Protocol):
+    """Makes the loop that measures and plans: `Orchestration` itself, or a rule of another system."""
+
+    def begin(self, settings: OrchestrationSettings, first_step: int) -> Orchestration:
+        """The loop before its first step."""
+
+    def resume(
+        self, settings: OrchestrationSettings, state_dict: Mapping[str, Any], first_step: int
+    ) -> Orchestration:
+        """The loop that goes on with an earlier state, as far as that fits."""
+
+
 class StepPlans:
     """The plans of a training, past and to come.
 
     Args:
         options: what the user asked for.
+        planning: makes the loop.
 
     Attributes:
         orchestration: the loop that measures and plans; None before training and under a fixed plan.
@@ -42,8 +55,9 @@ class StepPlans:
         batches_per_step: how many of the user's batches make a step: the ranks with which the training began.
     """
 
-    def __init__(self, options: BoaOptions) -> None:
+    def __init__(self, options: BoaOptions, planning: Planning = Orchestration) -> None:
         self.options = options
+        self._planning = planning
         self.orchestration: Orchestration | None = None
         self.fixed: Schedule | None = None
         self.rows_of_loaders: tuple[int, ...] = ()
@@ -284,7 +298,7 @@ class StepPlans:
                     "profile: expected the same rows of a step throughout, since warmup=0 leaves no step to measure in,"
                     f" got new training loaders with {global_batch_size} rows. Leave warmup out."
                 )
-            self.orchestration = Orchestration.begin(self._settings, first_step)
+            self.orchestration = self._planning.begin(self._settings, first_step)
 
     def given(self, ranks: int, rows: int | None, *, unit: int = 1) -> BatchPlan:
         """The plan that the options give for steps of `rows` (None: of any size), else the equal split.
@@ -327,9 +341,9 @@ class StepPlans:
             return
         assert self._settings is not None
         if known is None or known_for != made_for:
-            self.orchestration = Orchestration.begin(self._settings, first_step)
+            self.orchestration = self._planning.begin(self._settings, first_step)
         else:
-            self.orchestration = Orchestration.resume(self._settings, known, first_step)
+            self.orchestration = self._planning.resume(self._settings, known, first_step)
         if profile is not None and self.orchestration.phase == "warmup":
             self.orchestration = profile.begin(self._settings, first_step)
 

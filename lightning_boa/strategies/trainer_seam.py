@@ -116,6 +116,12 @@ def steps_done(trainer: Any) -> tuple[int, int]:
     return int(progress.current.ready), int(progress.total.ready)
 
 
+def is_inside_epoch(trainer: Any) -> bool:
+    """Before the first step of a training: whether it goes on in the middle of an epoch."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    return bool(progress.current.ready and not progress.is_last_batch)
+
+
 def present_step(trainer: Any) -> int:
     """The training step that is running, counted since the training began."""
     return int(trainer.fit_loop.epoch_loop.total_batch_idx)
@@ -156,6 +162,22 @@ def stop_together(trainer: Any, requested: Callable[[], bool], request: Callable
     if hasattr(loop, "_broadcast_sigterm_tensor"):
         trainer._signal_connector._sigterm_notifier_fn = partial(_note_sigterm, trainer, request)
         loop._broadcast_sigterm_tensor = partial(_stop_if_requested, trainer, requested)
+
+
+def stop_apart(trainer: Any) -> None:
+    """Let SIGTERM end this rank alone, without a collective in its handler or before each step."""
+    loop = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "_broadcast_sigterm_tensor"):
+        trainer._signal_connector._sigterm_notifier_fn = partial(
+            _note_sigterm, trainer, lambda: False
+        )
+        loop._broadcast_sigterm_tensor = partial(_stop_if_signalled, trainer)
+
+
+def _stop_if_signalled(trainer: Any) -> None:
+    if trainer._signal_connector.received_sigterm:
+        exceptions = import_module(f"{_package_of(trainer)}.utilities.exceptions")
+        raise exceptions.SIGTERMException
 
 
 def _note_sigterm(trainer: Any, request: Callable[[], bool], signum: int, frame: Any) -> None:

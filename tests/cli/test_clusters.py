@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -41,6 +42,22 @@ def test_a_device_may_be_behind_a_slow_link() -> None:
     assert emulation.exchange_seconds([0, 1], 1000) == 2 * (0.5 + 500 / 1e4)
 
 
+def test_all_times_may_be_multiplied() -> None:
+    devices = [{**FAST, "bandwidth": 1e4, "rows_at_once": 9, "throttle": {5: 3.0}}, SLOW]
+    usual, slowed = (
+        EmulatedDevices(devices, latency=0.5, times=times).callbacks("auto")[0]
+        for times in (1.0, 2.5)
+    )
+    assert isinstance(usual, EmulatedCluster)
+    assert isinstance(slowed, EmulatedCluster)
+    for rank, rows, step in itertools.product((0, 1), (1, 8), (4, 5)):
+        seconds = usual.step_seconds(rank, rows, step)
+        assert slowed.step_seconds(rank, rows, step) == pytest.approx(2.5 * seconds)
+    exchange = usual.exchange_seconds([0, 1], 1000)
+    assert slowed.exchange_seconds([0, 1], 1000) == pytest.approx(2.5 * exchange)
+    assert (slowed.names, slowed.rows_at_once) == (usual.names, usual.rows_at_once)
+
+
 @pytest.mark.parametrize("requested", [0, -1, 4, [0, 1], "2", None])
 def test_other_numbers_of_devices_are_refused(requested: object) -> None:
     with pytest.raises(OptionError, match=r"^trainer\.devices: "):
@@ -73,6 +90,7 @@ def test_a_device_that_cannot_be_is_refused(device: dict[str, object]) -> None:
             "cluster.start_method: expected one of popen",
         ),
         ({"devices": [FAST], "latency": -1}, "cluster.latency: expected a number of at least 0"),
+        ({"devices": [FAST], "times": 0}, "cluster.times: expected a number above 0"),
     ],
 )
 def test_other_mistakes_are_named(arguments: dict[str, object], message: str) -> None:

@@ -52,13 +52,9 @@ def test_the_network_takes_both_sizes_of_picture(size: int) -> None:
     assert ConvNet(channels=2)(torch.zeros(5, 1, size, size)).shape == (5, 10)
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"channels": 0}, {"learning_rate": 0}, {"momentum": 1}, {"momentum": "much"}]
-)
-def test_settings_of_the_network_are_checked(arguments: dict[str, object]) -> None:
-    (name,) = arguments
-    with pytest.raises(OptionError, match=f"^model.{name}: "):
-        ConvNet(**arguments)  # type: ignore[arg-type]
+def test_the_networks_channels_are_checked() -> None:
+    with pytest.raises(OptionError, match=r"^model\.channels: "):
+        ConvNet(channels=0)
 
 
 def _write(folder: Path, pictures: NDArray[np.uint8], labels: NDArray[np.uint8]) -> None:

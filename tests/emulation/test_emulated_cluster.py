@@ -82,7 +82,8 @@ class Run:
         )
         ranks = len(times["seconds_per_sample"])
         self.progress = SimpleNamespace(total_batch_idx=-1)
-        self.strategy = SimpleNamespace(model=module)
+        ddp = SimpleNamespace(module=module, require_forward_param_sync=True)
+        self.strategy = SimpleNamespace(model=ddp)
         self.trainer = SimpleNamespace(
             world_size=ranks, global_rank=rank, fit_loop=self.progress, strategy=self.strategy
         )
@@ -345,6 +346,23 @@ def test_frozen_parameters_are_not_exchanged(machine: Machine) -> None:
     module.factors[0].requires_grad_(False)
     run = Run(machine, module, **RING)
     assert run.step(6) == last_digits(6.0 + 2 * 2 * (0.25 + 8 / 3 / 2))
+
+
+def test_without_ddp_only_transfers_to_a_server_pass_time(machine: Machine) -> None:
+    run = Run(machine, Chain(factors=3), rank=1, **RING)
+    run.strategy.model = run.module
+    assert run.step(6) == last_digits(6.0)
+    before = machine.now
+    run.cluster.transfer(12)
+    assert machine.now - before == last_digits(0.25 + 12 / run.cluster.bandwidth[1])
+
+
+def test_a_rank_that_steps_by_itself_is_throttled_by_its_own_steps(machine: Machine) -> None:
+    run = Run(machine, Chain(), seconds_per_sample=[1.0], throttle={0: {2: 3.0}})
+    run.strategy.emulated_step = 1
+    assert run.step(6) == last_digits(6.0)
+    run.strategy.emulated_step = 2
+    assert run.step(6) == last_digits(18.0)
 
 
 def test_a_single_device_exchanges_nothing(machine: Machine) -> None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from lightning_boa.errors import MeasurementError, PlanError
 from lightning_boa.planning import LinearTime, TableTime, TimeModel, allocate
+from lightning_boa.planning.allocation import WorkerTimes
+from lightning_boa.planning.time_models import scaled
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,28 @@ def test_the_holder_of_a_rest_among_many_workers():
 def test_what_cannot_be_kept_is_named(rows, options, words):
     with pytest.raises(PlanError, match=words):
         allocate([LinearTime(0.0, 1.0)] * 2, rows, **options)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_workers_at_once_are_those_one_by_one(seed):
+    random = np.random.default_rng(seed)
+    models = [
+        LinearTime(0.1, 0.013),
+        TableTime((8, 32, 100), (0.2, 0.5, 2.1)),
+        LinearTime(0.0, 0.007, floor=0.3),
+        SteppedTime(16, 0.21),
+    ]
+    rows, factors = random.integers(0, 200, 4), random.uniform(0.3, 3, 4)
+    times = WorkerTimes.of(models)
+    for at_once, one_by_one in (
+        (times, models),
+        (times.scaled(factors), list(map(scaled, models, factors.tolist()))),
+    ):
+        expected = [float(each.seconds(size)) for each, size in zip(one_by_one, rows, strict=True)]
+        assert at_once.seconds(rows).tolist() == expected
+        bounds = {"lower": 1, "upper": 300}
+        split = allocate(one_by_one, 300, **bounds)
+        assert allocate(at_once, 300, **bounds).tolist() == split.tolist()
 
 
 def test_no_workers():

@@ -37,6 +37,13 @@ def test_the_past_cannot_be_planned():
         schedule.then(3, SECOND)
 
 
+def test_what_has_ended_is_forgotten():
+    schedule = Schedule.starting_with(FIRST, 3).then(10, SECOND).then(20, FIRST)
+    assert schedule.since(9) == schedule.since(0) == schedule
+    assert schedule.since(10).entries == schedule.since(19).entries == schedule.entries[1:]
+    assert schedule.since(20).entries == ((20, FIRST),)
+
+
 @pytest.mark.parametrize("entries", [(), ((3, FIRST), (3, SECOND)), ((4, FIRST), (3, SECOND))])
 def test_entries_must_rise(entries):
     with pytest.raises(ValueError, match="rising first steps"):

@@ -17,9 +17,11 @@ from lightning_boa.planning import (
     LinearTime,
     Orchestration,
     OrchestrationSettings,
+    TableTime,
     block_of,
     watching,
 )
+from lightning_boa.planning.rounds import cautious, hopeful
 from lightning_boa.planning.watching import Bounds, Watch
 from tests.planning.watched_training import WatchedTraining
 
@@ -502,8 +504,29 @@ def test_fewer_than_three_whole_steps_are_no_block(wrong):
 
 def test_a_rank_without_rows_is_not_measured():
     watch = planned_watch(TWO, (128, 128))
-    ratios = watch.ratios(1, [10, 0, 10], [0.6, 0.6, 0.3])
+    ratios = watch.ratios(1, [10, 0, 10], [0.6, 0.6, 0.3], [1, 1, 1])
     assert ratios == pytest.approx([2.0, np.nan, 1.0], nan_ok=True)
+
+
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_the_ratios_of_all_ranks_are_those_of_each(seed, with_caps):
+    random = np.random.default_rng(seed)
+    models = [
+        LinearTime(0.1, 0.013),
+        TableTime((8, 32, 100), (0.2, 0.5, 2.1)),
+        LinearTime(0.0, 0.007, floor=0.3),
+        hopeful(cautious(LinearTime(0.3, 0.0), 20), (12, 20)),
+    ]
+    caps = (7, None, 30, 9) if with_caps else None
+    watch = Watch(tuple(models), Bounds((0,) * 4, (90,) * 4, 1, caps, (1,) * 4))
+    splits = [tuple(each) for each in random.integers(0, 90, (3, 4)).tolist()] * 2
+    seconds = random.uniform(0.1, 2, (6, 4))
+    of_all = watch.ratios_of_all(splits, seconds)
+    for rank in range(4):
+        rows = [split[rank] for split in splits]
+        passes = [watch.bounds.passes(rank, each) for each in rows]
+        of_each = watch.ratios(rank, rows, seconds[:, rank], passes)
+        assert np.array_equal(of_all[rank], of_each, equal_nan=True)
 
 
 def test_a_rank_without_rows_is_taken_to_be_as_fast_as_when_it_had_some():

@@ -21,6 +21,7 @@ from pytorch_lightning.callbacks import (
 from pytorch_lightning.plugins import MixedPrecision
 from pytorch_lightning.tuner import Tuner
 from pytorch_lightning.utilities import grad_norm
+from pytorch_optimizer import LARS, Lamb
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -247,6 +248,17 @@ class TwoGroups(Regression):
         return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
 
 
+class LayerWise(Regression):
+    """Each layer's step depends on the norms of its weights and of its gradient."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(schedules=False)
+        self.optimizer = optimizer
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer(self.parameters())
+
+
 class StartsFrozen(Regression):
     def configure_optimizers(self) -> Any:
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -466,6 +478,10 @@ SCENES = {
     ),
     "tied weights": Scene(Tied),
     "groups of parameters": Scene(partial(TwoGroups, schedules=False)),
+    "LARS": Scene(
+        partial(LayerWise, partial(LARS, lr=0.5, trust_coefficient=0.1, weight_decay=0.01))
+    ),
+    "LAMB": Scene(partial(LayerWise, partial(Lamb, lr=0.05, weight_decay=0.01))),
     "sparse gradients": Scene(SparseGradients),
     "a sharded optimizer": Scene(partial(ShardedOptimizer, schedules=False)),
     "many buckets": Scene(strategy={"bucket_cap_mb": 0.0001}),

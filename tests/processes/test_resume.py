@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def go_on_with_other_ranks(rank: int, ranks: int, folder: str) -> dict[str, Outc
 def fit(training: Training, ranks: int, place: Path, **arguments: Any) -> Outcome:
     quiet()
     pl.seed_everything(training.seed)
-    module = Regression(schedules=training.schedules)
+    module = NotesRows(schedules=training.schedules)
     keeper = ModelCheckpoint(
         place,
         filename="{step}",
@@ -84,7 +85,16 @@ def fit(training: Training, ranks: int, place: Path, **arguments: Any) -> Outcom
     }
     trainer = pl.Trainer(strategy=BoaStrategy(**training.strategy), devices=ranks, **options)
     trainer.fit(module, *loaders(training, batch_size=6), **arguments)
-    return outcome(trainer, module)
+    return replace(outcome(trainer, module), metrics={"rows of a step": module.rows_of_step})
+
+
+class NotesRows(Regression):
+    """Asks for the rows of a step where a learning rate would be scaled by them."""
+
+    def configure_optimizers(self) -> Any:
+        made = super().configure_optimizers()
+        self.rows_of_step = self.trainer.strategy.global_batch_size
+        return made
 
 
 class SavesInsideWindow(pl.Callback):
@@ -135,6 +145,12 @@ def test_goes_back_to_the_last_optimizer_step(outcomes: Any) -> None:
         assert rest.last_lr == uninterrupted.last_lr
 
 
+def test_the_rows_of_a_step_are_known_once_the_loaders_are(outcomes: Any) -> None:
+    for found in outcomes:
+        assert found["measured"].metrics["rows of a step"] == PLAIN.global_batch_size
+        assert found["no estimated steps"].metrics["rows of a step"] is None
+
+
 def test_goes_on_with_the_plan_of_the_checkpoint(outcomes: Any) -> None:
     assert outcomes[0]["fixed plan", "middle of an epoch"].plan == (3, 9)
 
@@ -149,4 +165,5 @@ def test_goes_on_with_another_number_of_ranks(outcomes: Any, folder: str, ranks:
         assert rows_of_steps(rest) == whole[steps:]
         assert sum(rest[0].plan) == KINDS["measured"].global_batch_size
         for each in rest:
+            assert each.metrics["rows of a step"] == KINDS["measured"].global_batch_size
             assert relative_error(each.weights, uninterrupted.weights) < 1e-10

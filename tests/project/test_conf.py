@@ -36,7 +36,17 @@ def clothes(tmp_path: Path) -> Path:
 
 def test_there_are_choices_in_every_group() -> None:
     groups = {choice.split("=")[0] for choice in CHOICES}
-    assert groups == {"data", "model", "trainer", "strategy", "cluster", "callbacks", "experiment"}
+    assert groups == {
+        "data",
+        "optimizer",
+        "scaling",
+        "model",
+        "trainer",
+        "strategy",
+        "cluster",
+        "callbacks",
+        "experiment",
+    }
 
 
 @pytest.mark.parametrize("choice", CHOICES)

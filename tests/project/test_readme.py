@@ -3,17 +3,21 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from lightning_boa import BoaStrategy
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+LARGE_BATCHES = (ROOT / "docs" / "large-batches.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,9 @@ def test_every_file_and_command_exists() -> None:
 
 
 def overrides() -> list[list[str]]:
-    lines = [line.split("#")[0] for block in blocks("bash") for line in block.splitlines()]
+    texts = (README, LARGE_BATCHES)
+    scripts = [block for text in texts for block in blocks("bash", text)]
+    lines = [line.split("#")[0] for script in scripts for line in script.splitlines()]
     return [shlex.split(line)[1:] for line in lines if line.startswith("boa-train")]
 
 
@@ -49,3 +55,21 @@ def test_every_override_composes(given: list[str]) -> None:
 
     with initialize_config_module("lightning_boa.conf", version_base="1.3"):
         assert compose("train", given)["strategy"]
+
+
+def test_the_scaled_rate_in_a_module_of_ones_own() -> None:
+    (code,) = blocks("python", LARGE_BATCHES)
+    made: dict[str, Any] = {"torch": torch}
+    exec(compile(code, "large-batches.md", "exec"), made)
+    module = SimpleNamespace(
+        parameters=torch.nn.Linear(1, 1).parameters,
+        trainer=SimpleNamespace(
+            estimated_stepping_batches=100,
+            strategy=SimpleNamespace(global_batch_size=512),
+            accumulate_grad_batches=2,
+        ),
+    )
+    warmup = made["configure_optimizers"](module)["lr_scheduler"]["scheduler"]
+    assert warmup.base_lrs == pytest.approx([0.4])
+    assert warmup.get_last_lr() == pytest.approx([0.1])
+    assert warmup.total_iters == 5

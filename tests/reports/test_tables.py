@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -57,6 +58,15 @@ def test_unknown_figures_are_dashes() -> None:
     assert _cells(second)[0] == "1"
     (step,) = [line for line in _text(comparison_table(report)).splitlines() if "step" in line]
     assert _cells(step)[1:] == ["-", "-", "-", "-"]
+
+
+def test_a_plan_of_another_system_is_called_by_its_name() -> None:
+    report = replace(REPORT, name="proportional")
+    for table in (plan_table(report), comparison_table(report)):
+        text = _text(table)
+        assert "proportional" in text
+        assert "BOA" not in text
+        assert "…" not in text
 
 
 @pytest.mark.parametrize("device", ["cpu (x86_64)", "NVIDIA GeForce RTX 3080 Ti Laptop GPU"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from itertools import groupby
 
+import numpy as np
 import pytest
 
 from lightning_boa.planning import InPasses, LinearTime, TableTime, allocate
+from lightning_boa.planning.allocation import WorkerTimes
 from lightning_boa.planning.time_models import scaled
 from lightning_boa.simulation import Boa, Cluster, EqualSplit, Links, compare, simulate
 from lightning_boa.simulation.disturbances import Disturbances
@@ -64,6 +66,31 @@ def test_plans_are_those_of_a_training_watched_by_the_real_callback(models, read
     alike = [next(same) for _, same in groupby(plans, key=lambda plan: plan[1])]
     assert list(simulated.plans) == alike
     assert simulated.step_seconds == pytest.approx(watched.seconds)
+
+
+@pytest.mark.parametrize("options", [{}, {"parks": True, "granularity": 2}], ids=["", "parks"])
+def test_plans_are_those_made_of_one_model_at_a_time(options, monkeypatch):
+    models = [
+        *(LinearTime(0.002 * i, (0.005, 0.01, 0.0245)[i % 3]) for i in range(20)),
+        *CLUSTERS["tables"],
+        *CLUSTERS["latency floor"],
+    ]
+    cluster = Cluster(models, noise=0.02, throttle={3: {60: 2.0}, 21: {110: 1.6}})
+
+    def plans():
+        return simulate(cluster, Boa(0, options), global_batch_size=401, steps=200).plans
+
+    at_once = plans()
+    assert len(at_once) > 4
+
+    def one_by_one(models):
+        if isinstance(models, WorkerTimes):
+            return models
+        none = np.zeros(len(models))
+        return WorkerTimes(none, none, none, list(enumerate(models)))
+
+    monkeypatch.setattr(WorkerTimes, "of", one_by_one)
+    assert plans() == at_once
 
 
 @pytest.mark.parametrize("models", CLUSTERS.values(), ids=CLUSTERS)

@@ -25,13 +25,18 @@ OPTIONS = {
     "profile": None,
 }
 NAMES = [
+    "AsynchronousStrategy",
+    "BackupWorkersStrategy",
     "BatchPlan",
     "BoaCallback",
     "BoaStrategy",
     "EmulatedCluster",
     "InPasses",
+    "LbBspStrategy",
     "LinearTime",
     "MeasuredAllReduce",
+    "ParameterServerStrategy",
+    "ProportionalStrategy",
     "RingAllReduce",
     "TableTime",
     "WorkerSet",
@@ -94,7 +99,16 @@ def test_the_options_of_the_emulated_cluster(ours: Any) -> None:
 
 
 def test_both_lightnings_get_the_same_names(ours: Any) -> None:
-    assert ours.__all__ == ["BoaCallback", "BoaStrategy", "EmulatedCluster"]
+    assert ours.__all__ == [
+        "AsynchronousStrategy",
+        "BackupWorkersStrategy",
+        "BoaCallback",
+        "BoaStrategy",
+        "EmulatedCluster",
+        "LbBspStrategy",
+        "ParameterServerStrategy",
+        "ProportionalStrategy",
+    ]
     lightning = importlib.import_module(
         "lightning.pytorch" if ours.__name__.endswith("for_lightning") else "pytorch_lightning"
     )

@@ -1,0 +1,98 @@
+"""All policies side by side on one emulated cluster, interleaved in one run, and beside them what the simulator says.
+
+    python benchmarks/compare.py --cluster thesis_8gpu --slowest 1.0 --picture compare.png
+    python benchmarks/compare.py --cluster thesis_8gpu --learning --picture learning.png
+
+Each policy trains a small network on real processes. A step is what uses up one global batch, from one update to the
+next; for the asynchronous policies it is as many updates as there are ranks. Steps in which a policy still measures, or
+in which the simulator says that its shares have not settled, are left out. The median step counts; under an asynchronous
+policy, and where a device changes its speed, the mean. What a step costs beside what is emulated is measured under the
+equal split (for backup workers under the parameter server) and given to the simulator. Idle is the share of time in
+which a rank does not compute.
+
+With --learning the policies train on handwritten digits for some epochs, and what is compared is the validation loss
+over time. Prints tables and one JSON line; the status is 1 where a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from compared_clusters import cluster_of
+from compared_policies import POLICIES
+from learning_comparison import compare_learning
+from rich.console import Console
+from step_comparison import compare_steps, network
+
+from lightning_boa.cli.convnet import ConvNet
+
+CLUSTERS = (
+    "thesis_8gpu",
+    "thesis_8gpu_fixed_costs",
+    "two_generation_pair",
+    "cloud_spot_mix",
+    "one_slow_link",
+)
+ALL = "all"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    console = Console()
+    policies = {key: POLICIES[key] for key in options.policies}
+    compare, model = (
+        (compare_learning, ConvNet()) if options.learning else (compare_steps, network())
+    )
+    names = CLUSTERS if options.cluster == ALL else (options.cluster,)
+    results = []
+    for name in names:
+        cluster = cluster_of(
+            name,
+            slowest=options.slowest,
+            rows_per_device=options.rows,
+            model=model,
+        )
+        cluster.devices.prepare_process()
+        console.print(
+            f"{name}: {', '.join(policy.name for policy in policies.values())} on {cluster.ranks} ranks;"
+            f" {cluster.slowest_seconds:.2f} s for the slowest device's equal share",
+            highlight=False,
+            soft_wrap=True,
+        )
+        picture = options.picture
+        if picture is not None and len(names) > 1:
+            picture = picture.with_stem(f"{picture.stem}-{name}")
+        results.append(compare(cluster, policies, options, picture, console))
+    passed = all(result["passed"] for result in results)
+    kind = "learning" if options.learning else "steps"
+    print(json.dumps({"benchmark": "compare", "kind": kind, "clusters": results, "passed": passed}))
+    return 0 if passed else 1
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--cluster", default=CLUSTERS[0], help=f"of conf/cluster, or {ALL}: {', '.join(CLUSTERS)}"
+    )
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument(
+        "--slowest",
+        type=float,
+        help="seconds of the slowest device's equal share; default: as in the file",
+    )
+    parser.add_argument("--rows", type=int, default=16, help="of each device's equal share")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12, help="measured steps in each repetition")
+    parser.add_argument("--learning", action="store_true", help="validation loss over time instead")
+    parser.add_argument("--epochs", type=int, default=12, help="with --learning")
+    parser.add_argument("--picture", type=Path, help="draws into this file (PNG, SVG, PDF)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

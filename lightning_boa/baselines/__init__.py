@@ -1,0 +1,1 @@
+"""Other systems for training on unequal devices, as strategies to compare with."""
