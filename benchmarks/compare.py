@@ -1,13 +1,13 @@
 """All policies side by side on one emulated cluster, interleaved in one run, and beside them what the simulator says.
 
-    python benchmarks/compare.py --cluster thesis_8gpu --slowest 1.0 --picture compare.png
+    python benchmarks/compare.py --cluster thesis_8gpu --picture compare.png
     python benchmarks/compare.py --cluster thesis_8gpu --learning --picture learning.png
 
 Each policy trains a small network on real processes. A step is what uses up one global batch, from one update to the
 next; for the asynchronous policies it is as many updates as there are ranks. Steps in which a policy still measures, or
-in which the simulator says that its shares have not settled, are left out. The median step counts; under an asynchronous
-policy, and where a device changes its speed, the mean. What a step costs beside what is emulated is measured under the
-equal split (for backup workers under the parameter server) and given to the simulator. Idle is the share of time in
+in which the simulator says that its shares have not settled, are left out. The median step counts; for asynchronous
+policies, and where a device changes its speed, the mean. What a step costs beside what is emulated is measured under
+the equal split (for backup workers under the parameter server) and given to the simulator. Idle is the share of time in
 which a rank does not compute.
 
 With --learning the policies train on handwritten digits for some epochs, and what is compared is the validation loss
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from compared_clusters import cluster_of
@@ -37,6 +38,7 @@ CLUSTERS = (
     "one_slow_link",
 )
 ALL = "all"
+SLOWEST, SLOWEST_IN_LONG_RUNS = 1.0, 0.3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,12 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = CLUSTERS if options.cluster == ALL else (options.cluster,)
     results = []
     for name in names:
-        cluster = cluster_of(
-            name,
-            slowest=options.slowest,
-            rows_per_device=options.rows,
-            model=model,
-        )
+        make = partial(cluster_of, name, rows_per_device=options.rows, model=model)
+        is_long = options.learning or make(slowest=None).changes
+        cluster = make(slowest=options.slowest or (SLOWEST_IN_LONG_RUNS if is_long else SLOWEST))
         cluster.devices.prepare_process()
         console.print(
             f"{name}: {', '.join(policy.name for policy in policies.values())} on {cluster.ranks} ranks;"
@@ -83,7 +82,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--slowest",
         type=float,
-        help="seconds of the slowest device's equal share; default: as in the file",
+        help=f"seconds of the slowest device's equal share; default: {SLOWEST:g}, with --learning or where a device"
+        f" changes its speed {SLOWEST_IN_LONG_RUNS:g}",
     )
     parser.add_argument("--rows", type=int, default=16, help="of each device's equal share")
     parser.add_argument("--repetitions", type=int, default=3)

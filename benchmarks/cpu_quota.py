@@ -7,7 +7,9 @@ warm-up each of them gets a few steps in turn, so that whatever else slows the m
 same turns each rank measures its own forward and backward at a few sizes, under its quota and without any
 communication; from these speeds follows what the best split could gain
 over the equal one. Needs Linux control groups that may be written (as root), else it says why and exits with status 2.
-Prints a table and one JSON line; status 1 if BOA gets less than 0.9 of what the speeds allow in any launch.
+Prints tables and one JSON line; status 1 if BOA gets less than 0.9 of what the speeds allow in any launch. Takes some
+seven minutes, four with --policies alone. Where the ranks' own speeds spread by more than a few per cent from turn to
+turn, something else has slowed the machine down and the launch says little.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import pytorch_lightning as pl
@@ -86,7 +88,9 @@ def main(arguments: Sequence[str] | None = None, mounts: Path = MOUNTS) -> int:
                 console.print(f"launch {number + 1} of {options.launches}: {', '.join(order)} …")
                 found = run_ranks(run_rank, len(groups), groups, order, options)
             launches.append(evaluate(found, options.rows))
-            console.print("  ddp / boa {gains[boa]:.2f}, allowed {allowed:.2f}".format(**launches[-1]))
+            console.print(
+                "  ddp / boa {gains[boa]:.2f}, allowed {allowed:.2f}".format(**launches[-1])
+            )
     except NoCpuGroupsError as reason:
         console.print(
             f"Processors cannot be limited here: {reason}; run it as root on a Linux machine whose control groups"
@@ -117,6 +121,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=8, help="of each policy in a launch")
     parser.add_argument("--steps", type=int, default=3, help="measured steps of a turn")
     options = parser.parse_args(arguments)
+    if options.turns < 2:
+        parser.error(f"--turns: expected at least 2, got {options.turns}")
     if options.rows % len(options.quotas):
         parser.error(
             f"--rows: expected a multiple of {len(options.quotas)} ranks, got {options.rows}"
@@ -298,12 +304,22 @@ def evaluate(found: dict[str, Any], rows: int) -> dict[str, Any]:
         "equal_seconds_alone": [round(each, 5) for each in equal_seconds],
         "best_seconds_alone": round(best.step_seconds, 5),
         "best_plan": best.batch_sizes,
+        "spread_alone": [round(_spread(rank), 4) for rank in found["alone"]],
         "allowed": round(allowed, 4),
         "part_of_allowed": round(gains[OURS] / allowed, 4),
         "enough": gains[OURS] >= WANTED * allowed,
         "plans": {name: run["plan"] for name, run in found["runs"].items()},
         "warmup_steps": {name: run["warmup_steps"] for name, run in found["runs"].items()},
     }
+
+
+def _spread(alone: dict[int, list[float]]) -> float:
+    """The width of the middle half of a rank's own times at a size, as a part of their median; median of all sizes."""
+    parts = []
+    for seconds in alone.values():
+        low, _, high = quantiles(seconds, n=4, method="inclusive")
+        parts.append((high - low) / median(seconds))
+    return median(parts)
 
 
 def step_table(launches: list[dict[str, Any]], quotas: list[float]) -> Table:
@@ -319,13 +335,21 @@ def step_table(launches: list[dict[str, Any]], quotas: list[float]) -> Table:
 
 def gain_table(launches: list[dict[str, Any]]) -> Table:
     table = Table(title="what BOA gained, and what the ranks' own speeds allow")
-    columns = ("launch", "alone, equal\nsplit (ms)", "ddp / boa", "allowed", "part of it")
+    columns = (
+        "launch",
+        "alone, equal\nsplit (ms)",
+        "spread\n(%)",
+        "ddp / boa",
+        "allowed",
+        "part of it",
+    )
     for column in (*columns, "rows", "best rows"):
         table.add_column(column, justify="right")
     for number, launch in enumerate(launches, start=1):
         table.add_row(
             str(number),
             _joined(round(1000 * each) for each in launch["equal_seconds_alone"]),
+            _joined(round(100 * each) for each in launch["spread_alone"]),
             f"{launch['gains'][OURS]:.2f} x",
             f"{launch['allowed']:.2f} x",
             f"{launch['part_of_allowed']:.3f}" + ("" if launch["enough"] else f"\n(< {WANTED})"),

@@ -20,7 +20,7 @@ from recorded_steps import MeasuredWindow, RankRecord, StepRecorder, window_of
 from rich.console import Console
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_boa.profiling import check_digest, decide_once, exchange_records
+from lightning_boa.profiling import check_digest, exchange_records
 from lightning_boa.reports.comparison import PolicyFigures, policy_table
 
 SKIP = 3
@@ -163,7 +163,6 @@ def exchange_seconds() -> float:
         torch.distributed.barrier()
         began = time.perf_counter()
         exchange_records([], 0, None, device)
-        decide_once(lambda: 0, device)
         check_digest(0, "decision", device)
         times.append(time.perf_counter() - began)
     return median(times)

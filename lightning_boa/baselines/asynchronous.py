@@ -64,6 +64,15 @@ class AsynchronousBehaviour(ThroughServerBehaviour):
         return rows / (self._chunks.batch_size * self.world_size)
 
     @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if self._trainer.overfit_batches:
+            raise UnsupportedError(
+                f"Expected overfit_batches=0 under {type(self).__name__}, got {self._trainer.overfit_batches}: which rows"
+                ' are used would depend on the ranks\' speed. Use strategy="boa" or "ddp".'
+            )
+
+    @override
     def on_train_start(self) -> None:
         super().on_train_start()
         self._computed = 0

@@ -52,7 +52,7 @@ class FlatGradients:
         values = [
             torch.zeros(size, dtype=self._kind)
             if gradient is None
-            else gradient.detach().reshape(-1).to("cpu", self._kind) * weight
+            else gradient.detach().to_dense().reshape(-1).to("cpu", self._kind) * weight
             for gradient, size in zip(gradients, self._sizes, strict=True)
         ]
         has_one = [float(gradient is not None) for gradient in gradients]

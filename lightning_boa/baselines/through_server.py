@@ -166,8 +166,16 @@ class ThroughServerBehaviour(_Base):
 
     @override
     def on_validation_start(self) -> None:
-        """Buffers (BatchNorm's statistics) are rank 0's, as in a checkpoint."""
         super().on_validation_start()
+        self._take_buffers_of_rank_0()
+
+    @override
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self._take_buffers_of_rank_0()
+
+    def _take_buffers_of_rank_0(self) -> None:
+        """BatchNorm's statistics, each rank's own in training, become those of a checkpoint."""
         for buffer in self._module.buffers():
             dist.broadcast(buffer, src=0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -233,7 +234,7 @@ class BoaCallbackBehaviour:
         )
         strategy.keep_profile(before, after)
         self._measure_while_needed(strategy)
-        if after.is_quiet:
+        if after.changes_always:
             return
         is_new = before.phase == "warmup" or before.plan.batch_sizes != after.plan.batch_sizes
         if after.phase == "planned" and is_new:
@@ -249,7 +250,11 @@ class BoaCallbackBehaviour:
         *,
         may_fail: bool = False,
     ) -> tuple[Orchestration, Orchestration]:
-        """All ranks exchange their figures and stand still while rank 0 decides; the states before and after."""
+        """All ranks exchange their figures and stand still while rank 0 decides; the states before and after.
+
+        Where plans change after every step each rank decides for itself, which is a broadcast less; digests are
+        compared all the same.
+        """
         before = strategy.orchestration
         assert before is not None
         device = strategy.root_device
@@ -257,7 +262,8 @@ class BoaCallbackBehaviour:
         row_cap = MOST_ROWS if memory is None else memory.row_cap(may_fail=may_fail)
         with strategy.standing_still():
             exchanged = exchange_records(records, strategy.first_free_step, row_cap, device)
-            after = decide_once(lambda: next_state(before, exchanged), device)
+            decide = partial(next_state, before, exchanged)
+            after = decide() if before.changes_always else decide_once(decide, device)
             check_digest(after.schedule.digest, "schedule of plans", device)
             strategy.orchestration = after
         return before, after

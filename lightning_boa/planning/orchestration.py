@@ -127,8 +127,8 @@ class Orchestration:
         return "BOA"
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether plans change so often that nobody is told of each."""
+    def changes_always(self) -> bool:
+        """Whether plans change after every step: each rank then makes them from the same figures, and tells nobody."""
         return False
 
     @cached_property

@@ -43,7 +43,7 @@ class SimpleLoop(Orchestration):
         return self.rule.name
 
     @property
-    def is_quiet(self) -> bool:
+    def changes_always(self) -> bool:
         return self.rule.changes_always
 
     def resumed(self, state_dict: Mapping[str, Any]) -> SimpleLoop:

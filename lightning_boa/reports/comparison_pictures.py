@@ -45,7 +45,8 @@ def comparison_figure(
     rows = sum(len(timeline.devices) + 1.6 for timeline in timelines)
     figure = new_figure(13, max(1.6 + 0.52 * len(figures), 1.2 + 0.185 * rows))
     figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=13, fontweight="bold")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25), wspace=0.02)
+    halves: Any = figure.subfigures(1, 2, width_ratios=(1, 1.25), wspace=0.02)
+    left, right = halves
     _draw_bars(left.subplots(), figures)
     panels = right.subplots(
         len(timelines), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.02}
@@ -64,6 +65,8 @@ def learning_figure(title: str, curves: Sequence[LearningCurve], loss: float) ->
         OptionError: matplotlib is missing.
     """
     figure = new_figure(12, 5.4)
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=13, fontweight="bold")
     left, right = figure.subplots(1, 2, sharey=True)
     for number, curve in enumerate(curves):
@@ -78,6 +81,9 @@ def learning_figure(title: str, curves: Sequence[LearningCurve], loss: float) ->
         right.plot(curve.rows, curve.losses, **style)
     for axes in (left, right):
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlim(left=0)
         axes.axhline(loss, color="#666666", linewidth=0.9, linestyle=(0, (4, 3)))
         axes.grid(which="major", color="#e6e6e6", linewidth=0.8)
@@ -168,7 +174,7 @@ def _legend_of_timelines(figure: SubFigure, timelines: Sequence[Timeline]) -> No
     spans = [span for timeline in timelines for ranks in timeline.spans for span in ranks]
     handles: list[Artist] = [Patch(color=COMPUTE_COLOUR, label="computes")]
     if not all(span.is_used for span in spans):
-        handles.append(Patch(color=DROPPED_COLOUR, label="computes in vain: dropped"))
-    handles.append(Patch(color=IDLE_COLOUR, alpha=WAITING_ALPHA, label="waits, or sends gradients"))
-    handles.append(Line2D([], [], label="a global batch is through", **STEP_END))
+        handles.append(Patch(color=DROPPED_COLOUR, label="computes, dropped"))
+    handles.append(Patch(color=IDLE_COLOUR, alpha=WAITING_ALPHA, label="waits or sends"))
+    handles.append(Line2D([], [], label="a global batch is done", **STEP_END))
     figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=9)

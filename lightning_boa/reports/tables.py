@@ -11,6 +11,7 @@ from lightning_boa.planning import Rebalancing
 from lightning_boa.reports.plan_report import PlanReport, RankReport
 
 UNKNOWN = "-"
+WIDEST_NAME = 6
 
 
 def plan_table(report: PlanReport) -> Table:
@@ -21,11 +22,11 @@ def plan_table(report: PlanReport) -> Table:
     for heading in (
         "speed\n(rows/s)",
         "rows,\nequal",
-        f"rows,\n{report.name}",
+        f"rows,\n{_heading_of(report.name)}",
         "predicted\n(ms)",
         "measured\n(ms)",
         "idle,\nequal",
-        f"idle,\n{report.name}",
+        f"idle,\n{_heading_of(report.name)}",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for rank in report.ranks:
@@ -75,6 +76,11 @@ def rebalancing_table(changes: Sequence[Rebalancing]) -> Table:
             factor(None if change.gain is None else 1 + change.gain),
         )
     return table
+
+
+def _heading_of(name: str) -> str:
+    """A name that fits over a column of figures."""
+    return name if len(name) <= WIDEST_NAME else "plan"
 
 
 def _table(title: str) -> Table:

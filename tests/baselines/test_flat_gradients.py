@@ -58,6 +58,14 @@ def test_frozen_parameters_are_left_out_and_types_are_kept() -> None:
     assert made[0].bias.grad is None
 
 
+def test_sparse_gradients_become_dense() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    flat = FlatGradients(table.parameters())
+    table(torch.tensor([1, 1])).sum().backward()
+    flat.write(flat.read(0.5))
+    assert table.weight.grad.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
+
+
 def test_a_layer_that_is_thawed_later_is_refused() -> None:
     made = layers()
     made[1].requires_grad_(False)

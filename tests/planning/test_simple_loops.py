@@ -207,6 +207,6 @@ def test_a_rule_checks_its_option(rule, option, value):
 
 
 def test_only_lb_bsp_says_nothing_of_its_plans(cluster):
-    assert LbBspPlanning().begin(settings(cluster), 0).is_quiet
-    assert not ProportionalPlanning().begin(settings(cluster), 0).is_quiet
-    assert not Orchestration.begin(settings(cluster), 0).is_quiet
+    assert LbBspPlanning().begin(settings(cluster), 0).changes_always
+    assert not ProportionalPlanning().begin(settings(cluster), 0).changes_always
+    assert not Orchestration.begin(settings(cluster), 0).changes_always

@@ -141,6 +141,12 @@ class Tracing(Regression):
         return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
+class Normalised(Tracing):
+    def __init__(self) -> None:
+        super().__init__(schedules=False)
+        self.net.insert(1, torch.nn.BatchNorm1d(8, dtype=torch.float64))
+
+
 @dataclass(frozen=True)
 class Seen:
     """What a rank knows after a training."""
@@ -151,6 +157,7 @@ class Seen:
     metrics: dict[str, float]
     updates: tuple[Update, ...] = ()
     dropped: tuple[Gradient, ...] = ()
+    buffers: list[Tensor] = field(default_factory=list)
     error: str = ""
 
 
@@ -174,6 +181,7 @@ def fit(strategy: Any, training: Training = TRAINING, **options: Any) -> Seen:
         metrics={name: float(value) for name, value in trainer.callback_metrics.items()},
         updates=strategy.updates,
         dropped=strategy.dropped,
+        buffers=[buffer.clone() for buffer in module.buffers()],
     )
 
 
@@ -195,6 +203,7 @@ def fit_all(rank: int, turns: Turns, folder: Any) -> dict[str, Seen]:
         "bounded": fit(
             AsynchronousStrategy(staleness=1), two_epochs, callbacks=[EmulatedCluster(SPEEDS)]
         ),
+        "BatchNorm": fit(AsynchronousStrategy(), module=Normalised),
         "cut short": fit(
             AsynchronousStrategy(staleness=0),
             two_epochs,
@@ -318,6 +327,14 @@ def test_no_worker_begins_a_gradient_too_far_ahead(played: dict[str, list[Seen]]
         assert made[gradient.worker] - slowest <= 1
 
 
+def test_statistics_of_batch_norm_are_rank_0_s_in_the_end(played: dict[str, list[Seen]]) -> None:
+    ranks = played["BatchNorm"]
+    assert [seen.error for seen in ranks] == [""] * RANKS
+    for seen in ranks[1:]:
+        assert seen.buffers[0].abs().sum() > 0
+        assert all(torch.equal(a, b) for a, b in zip(seen.buffers, ranks[0].buffers, strict=True))
+
+
 def test_an_epoch_that_is_cut_short_ends_on_all_ranks(played: dict[str, list[Seen]]) -> None:
     ranks = played["cut short"]
     assert [seen.error for seen in ranks] == [""] * RANKS
@@ -385,6 +402,7 @@ REFUSED = {
         "single training loader", options={"loaders": [[plain_loader(), plain_loader()]]}
     ),
     "a stream": Refused("got a stream", options={"loaders": [[[1, 2, 3]]]}),
+    "overfitting": Refused("overfit_batches=0", AsynchronousStrategy, {"overfit_batches": 2}),
     "too many backups": Refused(
         "fewer than the 3 ranks", partial(BackupWorkersStrategy, backups=3)
     ),

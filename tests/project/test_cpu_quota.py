@@ -148,7 +148,7 @@ def test_without_control_groups_it_says_why_in_one_sentence(
 
 def launch_with(boa_seconds: float, ddp_seconds: float = 0.1536) -> dict[str, Any]:
     """What a launch finds on devices of speeds 3 and 1 that allow 2.0; the machine is slower from turn to turn."""
-    slower = (1.0, 2.0, 5.0)
+    slower = (1.0, 2.0, 4.0)
 
     def run(seconds: float, plan: tuple[int, int] | None) -> dict[str, Any]:
         measured = [factor * seconds for factor in slower]
@@ -167,6 +167,7 @@ def test_the_gain_is_compared_with_what_the_speeds_allow(benchmark: Any) -> None
     found = benchmark.evaluate(launch_with(boa_seconds=0.08), 1024)
     assert found["equal_seconds_alone"] == [0.1024, 0.3072]
     assert (found["best_plan"], found["best_seconds_alone"]) == ((768, 256), 0.1536)
+    assert found["spread_alone"] == [0.75, 0.75]
     assert found["seconds"] == {"ddp": 0.3072, "boa": 0.16}
     assert found["allowed"] == 2.0
     assert found["gains"] == {"ddp": 1.0, "boa": 1.92}
@@ -214,9 +215,16 @@ def test_a_quota_out_of_range_is_refused(
     assert f"expected 0.1 to 1 core, got {quota}" in capsys.readouterr().err
 
 
-def test_equal_shares_need_a_batch_that_divides(
-    benchmark: Any, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--quotas 1.0 0.5 0.5", "--rows: expected a multiple of 3 ranks, got 1024"),
+        ("--turns 1", "--turns: expected at least 2, got 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    given: str, message: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        benchmark.parse(["--quotas", "1.0", "0.5", "0.5", "--rows", "1024"])
-    assert "--rows: expected a multiple of 3 ranks, got 1024" in capsys.readouterr().err
+        benchmark.parse(given.split())
+    assert message in capsys.readouterr().err

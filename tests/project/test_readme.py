@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from lightning_boa import BoaStrategy
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LARGE_BATCHES = (ROOT / "docs" / "large-batches.md").read_text(encoding="utf-8")
+BASELINES = (ROOT / "docs" / "baselines.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -35,18 +37,41 @@ def test_every_option_is_one_of_the_strategy() -> None:
     BoaStrategy(**{name: eval(value) for name, value in options.items()})
 
 
-def test_every_file_and_command_exists() -> None:
-    for script in re.findall(r"python (benchmarks/\w+\.py)", README):
+@pytest.mark.parametrize(
+    ("text", "folder"), [(README, ROOT), (LARGE_BATCHES, ROOT / "docs"), (BASELINES, ROOT / "docs")]
+)
+def test_every_file_and_command_exists(text: str, folder: Path) -> None:
+    for script in re.findall(r"python (benchmarks/\w+\.py)", text):
         assert (ROOT / script).is_file(), script
-    for target in re.findall(r"\]\(((?!http)[^)]+)\)", README):
-        assert (ROOT / target).exists(), target
+    for target in re.findall(r"\]\(((?!http)[^)]+)\)", text):
+        assert (folder / target).exists(), target
 
 
 def overrides() -> list[list[str]]:
-    texts = (README, LARGE_BATCHES)
+    texts = (README, LARGE_BATCHES, BASELINES)
     scripts = [block for text in texts for block in blocks("bash", text)]
     lines = [line.split("#")[0] for script in scripts for line in script.splitlines()]
-    return [shlex.split(line)[1:] for line in lines if line.startswith("boa-train")]
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("boa-train")]
+    return [job for command in commands for job in jobs(command)]
+
+
+def jobs(command: list[str]) -> list[list[str]]:
+    """The overrides of a command, of each job of a sweep."""
+    if "-m" not in command:
+        return [command]
+    choices = [
+        [f"{name}={value}" for value in values.split(",")]
+        for name, values in (part.split("=") for part in command if part != "-m")
+    ]
+    return [list(job) for job in product(*choices)]
+
+
+def test_the_simulation_of_the_baselines(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("python", BASELINES)
+    exec(compile(code, "baselines.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["equal split", "1 backup worker", "BOA"]
+    assert "33% dropped" in lines[1]
 
 
 @pytest.mark.parametrize("given", overrides(), ids=" ".join)

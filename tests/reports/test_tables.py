@@ -61,12 +61,12 @@ def test_unknown_figures_are_dashes() -> None:
 
 
 def test_a_plan_of_another_system_is_called_by_its_name() -> None:
-    report = replace(REPORT, name="proportional")
-    for table in (plan_table(report), comparison_table(report)):
-        text = _text(table)
-        assert "proportional" in text
-        assert "BOA" not in text
-        assert "…" not in text
+    for name, heading in (("LB-BSP", "LB-BSP"), ("proportional", "plan")):
+        report = replace(REPORT, name=name)
+        plan, comparison = _text(plan_table(report)), _text(comparison_table(report))
+        assert plan.count(heading) == 2
+        assert name in comparison
+        assert not {"BOA", "…"} & {word for text in (plan, comparison) for word in text.split()}
 
 
 @pytest.mark.parametrize("device", ["cpu (x86_64)", "NVIDIA GeForce RTX 3080 Ti Laptop GPU"])
