@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,8 @@ CLUSTERS = (
     "one_slow_link",
 )
 ALL = "all"
+CONFIGS = Path(__file__).parents[1] / "conf" / "cluster"
+PICTURES = (".png", ".svg", ".pdf")
 SLOWEST, SLOWEST_IN_LONG_RUNS = 1.0, 0.3
 
 
@@ -76,22 +79,56 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "--cluster", default=CLUSTERS[0], help=f"of conf/cluster, or {ALL}: {', '.join(CLUSTERS)}"
+        "--cluster",
+        type=_cluster,
+        default=CLUSTERS[0],
+        help=f"of conf/cluster, or {ALL}: {', '.join(CLUSTERS)}",
     )
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument(
         "--slowest",
-        type=float,
+        type=_seconds,
         help=f"seconds of the slowest device's equal share; default: {SLOWEST:g}, with --learning or where a device"
         f" changes its speed {SLOWEST_IN_LONG_RUNS:g}",
     )
-    parser.add_argument("--rows", type=int, default=16, help="of each device's equal share")
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12, help="measured steps in each repetition")
+    parser.add_argument("--rows", type=_count, default=16, help="of each device's equal share")
+    parser.add_argument("--repetitions", type=_count, default=3)
+    parser.add_argument(
+        "--steps", type=_count, default=12, help="measured steps in each repetition"
+    )
     parser.add_argument("--learning", action="store_true", help="validation loss over time instead")
-    parser.add_argument("--epochs", type=int, default=12, help="with --learning")
-    parser.add_argument("--picture", type=Path, help="draws into this file (PNG, SVG, PDF)")
+    parser.add_argument("--epochs", type=_count, default=12, help="with --learning")
+    parser.add_argument("--picture", type=_picture, help="draws into this file (PNG, SVG, PDF)")
     return parser.parse_args(arguments)
+
+
+def _cluster(text: str) -> str:
+    known = sorted({each.stem for each in CONFIGS.glob("*.yaml")} - {"none"})
+    if text not in (ALL, *known):
+        raise argparse.ArgumentTypeError(f"expected {ALL} or one of {', '.join(known)}, got {text}")
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text}")
+    return seconds
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in PICTURES or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"expected a file that ends in {', '.join(PICTURES)}, in a folder that exists, got {text}"
+        )
+    return path
 
 
 if __name__ == "__main__":

@@ -68,19 +68,14 @@ class AsynchronousBehaviour(ThroughServerBehaviour):
         super().setup_environment()
         if self._trainer.overfit_batches:
             raise UnsupportedError(
-                f"Expected overfit_batches=0 under {type(self).__name__}, got {self._trainer.overfit_batches}: which rows"
-                ' are used would depend on the ranks\' speed. Use strategy="boa" or "ddp".'
+                f"Expected overfit_batches=0 under {type(self).__name__}, got {self._trainer.overfit_batches}: which"
+                ' rows are used would depend on the ranks\' speed. Use strategy="boa" or "ddp".'
             )
 
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
         self._computed = 0
-        if trainer_seam.is_inside_epoch(self._trainer):
-            raise UnsupportedError(
-                "Expected a checkpoint of an epoch's end, got one of its middle: whose rows were under way then is not"
-                " in it."
-            )
 
     @override
     def _prepare_loader(self, loader: Any, stage: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from datetime import timedelta
 from enum import IntEnum
@@ -17,6 +18,9 @@ from lightning_boa.baselines.server import Server
 
 SERVER = 0
 NEVER = timedelta(days=365)
+SEND_SECONDS = 20.0
+LEAVE_SECONDS = 5.0
+SLOWEST_LINK = 1e6  # bytes per second
 
 
 class Link(Protocol):
@@ -33,6 +37,8 @@ class Link(Protocol):
     def close(self) -> None: ...
 
     def fail(self, error: BaseException) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 class LocalLink:
@@ -75,6 +81,12 @@ class LocalLink:
         """Let the calls of all workers fail."""
         self._server.fail(error)
 
+    def leave(self) -> None:
+        """After a failure, wait a little for the threads: gloo aborts a process that ends while one is receiving."""
+        ends = time.monotonic() + LEAVE_SECONDS
+        for desk in self._desks:
+            desk.join(max(0.0, ends - time.monotonic()))
+
 
 class RemoteLink:
     """That of any other rank."""
@@ -85,7 +97,7 @@ class RemoteLink:
 
     def push(self, step: int, rows: int, values: Tensor) -> list[Tensor]:
         self._send(_Kind.PUSH, step, rows)
-        dist.send(values, SERVER, self._group, tag=_Tag.VALUES)
+        send(values, SERVER, self._group, _Tag.VALUES)
         return self._updates()
 
     def wait(self, step: int) -> list[Tensor]:
@@ -109,9 +121,11 @@ class RemoteLink:
         with suppress(RuntimeError):
             self._send(_Kind.FAIL)
 
+    def leave(self) -> None: ...
+
     def _send(self, kind: _Kind, *numbers: int) -> None:
         message = torch.tensor([kind, *numbers, *[0] * (2 - len(numbers))])
-        dist.send(message, SERVER, self._group, tag=_Tag.REQUEST)
+        send(message, SERVER, self._group, _Tag.REQUEST)
 
     def _answer(self) -> int:
         number = torch.empty(1, dtype=torch.int64)
@@ -161,7 +175,7 @@ def _serve(server: Server, worker: int, group: Any, example: Tensor) -> None:
                 updates = (server.wait if kind == _Kind.WAIT else server.ask)(worker, first)
             _answer(worker, group, len(updates))
             for update in updates:
-                dist.send(update, worker, group, tag=_Tag.UPDATE)
+                send(update, worker, group, _Tag.UPDATE)
     except Exception as error:
         server.fail(error)
         with suppress(RuntimeError):
@@ -169,4 +183,15 @@ def _serve(server: Server, worker: int, group: Any, example: Tensor) -> None:
 
 
 def _answer(worker: int, group: Any, number: int) -> None:
-    dist.send(torch.tensor([number]), worker, group, tag=_Tag.ANSWER)
+    send(torch.tensor([number]), worker, group, _Tag.ANSWER)
+
+
+def send(tensor: Tensor, rank: int, group: Any, tag: int) -> None:
+    """Send to a rank that is about to receive; fails soon where it is gone.
+
+    A send of gloo may not notice that the other side has closed meanwhile, and would wait for ever.
+    """
+    work = dist.isend(tensor, rank, group, tag)
+    assert work is not None
+    seconds = SEND_SECONDS + tensor.nbytes / SLOWEST_LINK
+    work.wait(timedelta(seconds=seconds))

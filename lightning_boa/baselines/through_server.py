@@ -162,6 +162,11 @@ class ThroughServerBehaviour(_Base):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
+        if trainer_seam.is_inside_epoch(self._trainer):
+            raise UnsupportedError(
+                f"Expected a checkpoint of an epoch's end under {type(self).__name__}, got one of its middle: which"
+                ' rows of the epoch were used is not in it. Use strategy="boa", or a checkpoint of an epoch\'s end.'
+            )
         check_same({"training batches of an epoch": self._trainer.num_training_batches})
 
     @override
@@ -190,9 +195,10 @@ class ThroughServerBehaviour(_Base):
             return torch.zeros((), device=self.root_device, requires_grad=True)
         self._is_inside_step = True
         try:
-            return self._forward_redirection(
-                self._module, self._module, "training_step", *args, **kwargs
-            )
+            with self.precision_plugin.train_step_context():
+                return self._forward_redirection(
+                    self._module, self._module, "training_step", *args, **kwargs
+                )
         finally:
             self._is_inside_step = False
 
@@ -240,7 +246,9 @@ class ThroughServerBehaviour(_Base):
 
     @override
     def teardown(self) -> None:
-        if self._link is not None and not self._has_failed:
+        if self._link is not None and self._has_failed:
+            self._link.leave()
+        elif self._link is not None:
             self._link.close()
             if self._group is not None:
                 dist.destroy_process_group(self._group)

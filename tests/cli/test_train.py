@@ -44,7 +44,7 @@ def test_a_slow_link_is_reported_in_one_line(
     boa_train: BoaTrain, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = boa_train(
-        "cluster=one_slow_link", "+cluster.times=0.3", "trainer.max_epochs=2", "data.batch_size=8"
+        "cluster=one_slow_link", "+cluster.times=0.3", "trainer.max_epochs=1", "data.batch_size=4"
     )
     printed = [line for line in capsys.readouterr().out.splitlines() if "Network: " in line]
     assert printed == [f"Network: {report['plan']['network']}."]

@@ -141,6 +141,12 @@ class Tracing(Regression):
         return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
+class InAutocast(Tracing):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        assert torch.is_autocast_enabled("cpu")
+        return super().training_step(batch, batch_idx)
+
+
 class Normalised(Tracing):
     def __init__(self) -> None:
         super().__init__(schedules=False)
@@ -203,6 +209,7 @@ def fit_all(rank: int, turns: Turns, folder: Any) -> dict[str, Seen]:
         "bounded": fit(
             AsynchronousStrategy(staleness=1), two_epochs, callbacks=[EmulatedCluster(SPEEDS)]
         ),
+        "bf16": fit(ParameterServerStrategy(), module=InAutocast, precision="bf16-mixed"),
         "BatchNorm": fit(AsynchronousStrategy(), module=Normalised),
         "cut short": fit(
             AsynchronousStrategy(staleness=0),
@@ -325,6 +332,11 @@ def test_no_worker_begins_a_gradient_too_far_ahead(played: dict[str, list[Seen]]
         come_again = {each.worker for each in updates[gradient.step : ends]}
         slowest = min(made[worker] for worker in come_again)
         assert made[gradient.worker] - slowest <= 1
+
+
+def test_a_step_runs_in_the_precision_that_was_asked_for(played: dict[str, list[Seen]]) -> None:
+    assert [seen.error for seen in played["bf16"]] == [""] * RANKS
+    assert [len(seen.rows) for seen in played["bf16"]] == [6] * RANKS
 
 
 def test_statistics_of_batch_norm_are_rank_0_s_in_the_end(played: dict[str, list[Seen]]) -> None:

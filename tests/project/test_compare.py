@@ -47,6 +47,30 @@ def thesis(parts: SimpleNamespace) -> Any:
     )
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--steps 0",
+        "--rows -1",
+        "--repetitions x",
+        "--slowest nan",
+        "--slowest 0",
+        "--cluster none",
+        "--cluster nonsense",
+        "--policies nonsense",
+        "--picture /nowhere/picture.png",
+        "--picture picture.txt",
+    ],
+)
+def test_senseless_options_are_refused_before_anything_runs(
+    parts: SimpleNamespace, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        parts.compare.parse(given.split())
+    assert left.value.code == 2
+    assert f"argument {given.split()[0]}: " in capsys.readouterr().err
+
+
 def test_a_window_of_a_server_counts_updates_rows_and_idle_time(parts: SimpleNamespace) -> None:
     record = parts.records.RankRecord
     updates = (((0, 0, 8), (1, 0, 8)), ((0, 1, 8),), ((0, 2, 8),), ((0, 3, 8), (1, 3, 8)))

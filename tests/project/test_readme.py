@@ -67,7 +67,7 @@ def jobs(command: list[str]) -> list[list[str]]:
 
 
 def test_the_simulation_of_the_baselines(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks("python", BASELINES)
+    (code,) = [code for code in blocks("python", BASELINES) if "compare(" in code]
     exec(compile(code, "baselines.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["equal split", "1 backup worker", "BOA"]
