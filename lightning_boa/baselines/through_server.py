@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS
 from typing_extensions import override
 
@@ -45,11 +47,13 @@ class ThroughServerBehaviour(_Base):
 
     def __init__(self, **ddp_kwargs: Any) -> None:
         super().__init__(**ddp_kwargs)
-        if self._ddp_kwargs or self._ddp_comm_hook is not None:
-            names = ", ".join(sorted(self._ddp_kwargs)) or "ddp_comm_hook"
+        asked = [*_asked_of_ddp(self._ddp_kwargs)]
+        if self._ddp_comm_hook is not None:
+            asked.append("ddp_comm_hook")
+        if asked:
             raise OptionError(
-                f"{names}: expected options of a strategy without DistributedDataParallel, which has no part in"
-                f" {type(self).__name__}. Leave it out."
+                f"{', '.join(asked)}: expected options of a strategy without DistributedDataParallel, which has no part"
+                f" in {type(self).__name__}. Leave it out."
             )
         self._server: Server | None = None
         self._link: Link | None = None
@@ -366,6 +370,14 @@ class ThroughServerBehaviour(_Base):
                 f"Expected no communication over ranks inside training_step under {type(self).__name__}, whose ranks"
                 f" are in different steps, got {what}. Leave it out, or log with on_step=False."
             )
+
+
+def _asked_of_ddp(options: Mapping[str, Any]) -> Iterator[str]:
+    """The options that say something else than what DistributedDataParallel does by itself (LightningCLI gives all)."""
+    defaults = signature(DistributedDataParallel.__init__).parameters
+    for name, value in options.items():
+        if name not in defaults or value != defaults[name].default:
+            yield name
 
 
 def count(name: str, value: object) -> int:

@@ -96,6 +96,16 @@ def test_the_class_of_the_other_package(monkeypatch: pytest.MonkeyPatch) -> None
     assert made.trainer.strategy.options.warmup == 7
 
 
+def test_a_baseline_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytorch_lightning.cli import LightningCLI
+
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    path = "--trainer.strategy.class_path=lightning_boa.BackupWorkersStrategy"
+    monkeypatch.setattr(sys, "argv", [*COMMON, path, "--trainer.strategy.init_args.backups=2"])
+    made: Any = LightningCLI(Regression, run=False, save_config_callback=None)
+    assert made.trainer.strategy.backups == 2
+
+
 @pytest.mark.full
 def test_a_command_starts_its_processes_itself(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
