@@ -9,10 +9,11 @@ from typing_extensions import override
 
 from lightning_boa.baselines.chunks import Chunks
 from lightning_boa.baselines.rules import AsTheyArrive, Rule
-from lightning_boa.baselines.through_server import ThroughServerBehaviour, count
+from lightning_boa.baselines.through_server import ThroughServerBehaviour
 from lightning_boa.data import RowSource, source_of
 from lightning_boa.errors import UnsupportedError
 from lightning_boa.strategies import trainer_seam
+from lightning_boa.strategies.options import check_whole
 
 
 class AsynchronousBehaviour(ThroughServerBehaviour):
@@ -34,7 +35,9 @@ class AsynchronousBehaviour(ThroughServerBehaviour):
     """
 
     def __init__(self, *, staleness: int | None = None, **ddp_kwargs: Any) -> None:
-        self.staleness = None if staleness is None else count("staleness", staleness)
+        if staleness is not None:
+            check_whole("staleness", staleness, least=0)
+        self.staleness = staleness
         super().__init__(**ddp_kwargs)
         self._chunks: Chunks | None = None
         self._computed = 0

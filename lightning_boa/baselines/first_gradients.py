@@ -7,8 +7,9 @@ from typing import Any
 from typing_extensions import override
 
 from lightning_boa.baselines.rules import FirstGradients, Rule
-from lightning_boa.baselines.through_server import ThroughServerBehaviour, count
+from lightning_boa.baselines.through_server import ThroughServerBehaviour
 from lightning_boa.errors import OptionError
+from lightning_boa.strategies.options import check_whole
 
 
 class ParameterServerBehaviour(ThroughServerBehaviour):
@@ -45,7 +46,8 @@ class BackupWorkersBehaviour(ThroughServerBehaviour):
     """
 
     def __init__(self, *, backups: int = 1, **ddp_kwargs: Any) -> None:
-        self.backups = count("backups", backups)
+        check_whole("backups", backups, least=0)
+        self.backups = backups
         super().__init__(**ddp_kwargs)
 
     @property

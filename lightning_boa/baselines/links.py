@@ -162,7 +162,8 @@ def _serve(server: Server, worker: int, group: Any, example: Tensor) -> None:
             if kind == _Kind.CLOSE:
                 return
             if kind == _Kind.FAIL:
-                raise RuntimeError(f"rank {worker} has failed")
+                server.fail(RuntimeError(f"rank {worker} has failed"))
+                return
             if kind == _Kind.CLAIM:
                 chunk = server.claim(worker, first, second)
                 _answer(worker, group, _NO_CHUNK if chunk is None else chunk)

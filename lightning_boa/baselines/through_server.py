@@ -378,14 +378,3 @@ def _asked_of_ddp(options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if name not in defaults or value != defaults[name].default:
             yield name
-
-
-def count(name: str, value: object) -> int:
-    """An option that is a whole number of at least 0.
-
-    Raises:
-        OptionError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise OptionError(f"{name}: expected a whole number of at least 0, got {value!r}.")
-    return value

@@ -54,11 +54,11 @@ class BoaOptions:
 
     def __post_init__(self) -> None:
         if self.global_batch_size is not None:
-            _check_whole("global_batch_size", self.global_batch_size, least=1)
-        _check_whole("granularity", self.granularity, least=1)
+            check_whole("global_batch_size", self.global_batch_size, least=1)
+        check_whole("granularity", self.granularity, least=1)
         if self.warmup != "auto":
             least = 1 if self.batch_sizes is None and self.warmup != 0 else 0
-            _check_whole("warmup", self.warmup, least=least, otherwise='"auto" or ')
+            check_whole("warmup", self.warmup, least=least, otherwise='"auto" or ')
         if self.rebalance not in REBALANCE:
             raise OptionError(
                 f"rebalance: expected one of {', '.join(map(repr, REBALANCE))}, got {self.rebalance!r}."
@@ -319,7 +319,12 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
     return list(signature(function).parameters)
 
 
-def _check_whole(name: str, value: object, *, least: int, otherwise: str = "") -> None:
+def check_whole(name: str, value: object, *, least: int, otherwise: str = "") -> None:
+    """Refuse an option that is no whole number of at least `least`.
+
+    Raises:
+        OptionError: it is not; the message says what else it may be, if anything.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise OptionError(
             f"{name}: expected {otherwise}a whole number of at least {least}, got {value!r}."
@@ -331,4 +336,4 @@ def _check_rows(name: str, value: object, *, or_none: bool = False) -> None:
         raise OptionError(f"{name}: expected one number per rank, got an empty list.")
     for rows in value if isinstance(value, tuple) else (value,):
         if not (or_none and rows is None):
-            _check_whole(name, rows, least=0)
+            check_whole(name, rows, least=0)
