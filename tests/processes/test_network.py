@@ -36,6 +36,8 @@ from tests.processes.training import (
 )
 from tests.processes.virtual_time import VirtualTime
 
+pytestmark = pytest.mark.full
+
 RANKS = 4
 ROWS = 80
 DEVICES = (

@@ -36,6 +36,8 @@ from tests.processes.training import (
     with_options,
 )
 
+pytestmark = pytest.mark.full
+
 PLAIN = with_options(Scene().training, validation_rows=11)
 PREDICTED_ROWS = 97
 PREDICTING_SHARES = {2: [7, 5], 3: [7, 0, 5]}

@@ -33,6 +33,8 @@ from tests.processes.training import (
 )
 from tests.processes.virtual_time import VirtualTime, emulated
 
+pytestmark = pytest.mark.full
+
 RANKS = 3
 ROWS = 60
 PLAIN = Training(rows=ROWS * 6 + 31, global_batch_size=ROWS, epochs=2, schedules=False)

@@ -37,6 +37,8 @@ from tests.processes.training import (
 )
 from tests.processes.virtual_time import VirtualTime
 
+pytestmark = pytest.mark.full
+
 RANKS = 4
 ROWS = 80
 STEPS_OF_EPOCH = 40

@@ -1,0 +1,7 @@
+"""`boa doctor`."""
+
+from __future__ import annotations
+
+
+def doctor() -> None:
+    """Not there yet."""

@@ -1,0 +1,7 @@
+"""`boa report`."""
+
+from __future__ import annotations
+
+
+def report() -> None:
+    """Not there yet."""

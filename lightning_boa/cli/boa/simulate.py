@@ -1,0 +1,7 @@
+"""`boa simulate`."""
+
+from __future__ import annotations
+
+
+def simulate() -> None:
+    """Not there yet."""
