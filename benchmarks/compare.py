@@ -39,7 +39,7 @@ CLUSTERS = (
     "one_slow_link",
 )
 ALL = "all"
-CONFIGS = Path(__file__).parents[1] / "conf" / "cluster"
+CONFIGS = Path(__file__).parents[1] / "conf" / "train" / "cluster"
 PICTURES = (".png", ".svg", ".pdf")
 SLOWEST, SLOWEST_IN_LONG_RUNS = 1.0, 0.3
 
@@ -82,7 +82,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--cluster",
         type=_cluster,
         default=CLUSTERS[0],
-        help=f"of conf/cluster, or {ALL}: {', '.join(CLUSTERS)}",
+        help=f"of conf/train/cluster, or {ALL}: {', '.join(CLUSTERS)}",
     )
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument(

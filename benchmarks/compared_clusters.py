@@ -1,4 +1,4 @@
-"""A cluster of conf/cluster on which policies are compared, emulated and simulated."""
+"""A cluster of conf/train/cluster on which policies are compared, emulated and simulated."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ComparedCluster:
     """Emulated devices and the same in the simulator.
 
     Args:
-        name: of the file in conf/cluster.
+        name: of the file in conf/train/cluster.
         devices: emulated.
         rows_per_device: under the equal split.
         gradient_bytes: of the model that is trained.
@@ -71,7 +71,9 @@ class ComparedCluster:
 
     @cached_property
     def simulated(self) -> simulation.Cluster:
-        return simulated_cluster(self.devices, self.gradient_bytes)
+        return simulated_cluster(
+            self.devices.devices, self.gradient_bytes, latency=self.devices.latency
+        )
 
     @property
     def slowest_seconds(self) -> float:
@@ -140,9 +142,9 @@ class ComparedCluster:
 def cluster_of(
     name: str, *, slowest: float | None, rows_per_device: int, model: nn.Module
 ) -> ComparedCluster:
-    """A cluster of conf/cluster that trains `model`; its slowest device computes for `slowest` seconds in a step of the
-    equal split, or as long as the file says."""
-    with initialize_config_module("lightning_boa.conf", version_base="1.3"):
+    """A cluster of conf/train/cluster that trains `model`; its slowest device computes for `slowest` seconds in a step
+    of the equal split, or as long as the file says."""
+    with initialize_config_module("lightning_boa.conf.train", version_base="1.3"):
         config = compose("train", [f"cluster={name}"]).cluster
 
     def at(times: float) -> ComparedCluster:

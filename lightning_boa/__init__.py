@@ -61,6 +61,7 @@ _FOR_A_LIGHTNING = (
     "BackupWorkersStrategy",
     "BoaCallback",
     "BoaStrategy",
+    "DDPStrategy",  # Lightning's own, for the files of conf/shared
     "EmulatedCluster",
     "LbBspStrategy",
     "ParameterServerStrategy",

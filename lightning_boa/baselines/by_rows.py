@@ -51,6 +51,7 @@ class ByRowsBehaviour(BoaBehaviour):
             min_batch_size=min_batch_size,
             rebalance="off",
             worker_set="all",
+            verbose=False,
             **ddp_kwargs,
         )
 

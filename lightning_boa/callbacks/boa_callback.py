@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_boa.callbacks.in_training import InTraining, IsSeen
 from lightning_boa.callbacks.network import HasNetwork, look_at_network
 from lightning_boa.callbacks.step_watch import StepWatch
 from lightning_boa.emulation import EmulatedClusterBehaviour
@@ -18,7 +19,6 @@ from lightning_boa.errors import UnsupportedError
 from lightning_boa.planning import (
     BatchPlan,
     Orchestration,
-    Schedule,
     StepRecord,
 )
 from lightning_boa.profiling import (
@@ -36,22 +36,16 @@ from lightning_boa.wrong_lightning import refuse_mix
 
 STATE_KEY = "lightning_boa"
 WINDOW_KEY = "accumulate_grad_batches"
+RECORD_KEY = "record"
 
 
-class PlansBatches(HasNetwork, Protocol):
+class PlansBatches(HasNetwork, IsSeen, Protocol):
     """What the callback needs of a strategy."""
 
-    device_names: tuple[str, ...]
     memory: MemoryProfile | None
 
     @property
     def plan(self) -> BatchPlan | None: ...
-
-    @property
-    def schedule(self) -> Schedule | None: ...
-
-    @property
-    def fixed_reason(self) -> str: ...
 
     @property
     def first_free_step(self) -> int: ...
@@ -103,6 +97,8 @@ class BoaCallbackBehaviour:
     on_before_optimizer_step: Any = None
 
     _watch: StepWatch | None = None
+    _seen: InTraining | None = None
+    _known_as: str | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         refuse_mix(self, trainer)
@@ -126,6 +122,10 @@ class BoaCallbackBehaviour:
             )
         if _synchronizes_batch_norm(pl_module):
             self._do_without_measurements(strategy)
+        self._seen = None if strategy.is_unseen else InTraining(trainer, strategy, self._known_as)
+        if self._seen is not None:
+            self._seen.begin()
+        self._known_as = None if self._seen is None else self._seen.known_as
         self._watch = None
         self._measure_while_needed(strategy)
         if strategy.schedule is not None:
@@ -162,8 +162,7 @@ class BoaCallbackBehaviour:
         if self._watch is not None:
             self._look_after(self._watch, strategy, orchestration, step)
         elif orchestration.exchange_after is not None and step >= orchestration.exchange_after:
-            self._exchange(strategy, closing=False)
-            look_at_network(trainer, strategy)
+            self._exchange(trainer, strategy, closing=False)
             self._watch_from(strategy, step + 1)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -172,12 +171,14 @@ class BoaCallbackBehaviour:
         strategy.end_epoch()
         orchestration = strategy.orchestration
         if orchestration is None:
-            return
-        if orchestration.phase == "warmup":
-            self._exchange(strategy, closing=True)
+            pass
+        elif orchestration.phase == "warmup":
+            self._exchange(trainer, strategy, closing=True)
             self._watch_from(strategy, trainer.fit_loop.total_batch_idx + 1)
         elif self._watch is not None and orchestration.settings.rebalance == "epoch":
             self._rebalance(strategy)
+        if self._seen is not None:
+            self._seen.end_epoch()
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         _strategy_of(trainer).log_epoch_rows()
@@ -188,7 +189,11 @@ class BoaCallbackBehaviour:
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         state = _strategy_of(trainer).state()
         if state is not None:
-            checkpoint[STATE_KEY] = {**state, WINDOW_KEY: trainer.accumulate_grad_batches}
+            checkpoint[STATE_KEY] = {
+                **state,
+                WINDOW_KEY: trainer.accumulate_grad_batches,
+                RECORD_KEY: self._known_as,
+            }
         _leave_out_empty_loader_states(checkpoint)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -198,6 +203,7 @@ class BoaCallbackBehaviour:
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         inside_epoch = _stops_inside_epoch(progress)
         if state is not None:
+            self._known_as = state.get(RECORD_KEY)
             _rewind_to_optimizer_step(progress, state[WINDOW_KEY])
             _strategy_of(trainer).restore(state, inside_epoch)
         elif inside_epoch:
@@ -215,13 +221,19 @@ class BoaCallbackBehaviour:
             rank_zero_info(
                 "boa: the training ended within the warm-up, so no plan was made; the last split was only tried."
             )
+        if self._seen is not None:
+            self._seen.end()
+            self._seen = None
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Let the strategy speak before callbacks that save now, which wait for ranks that may be gone."""
         trainer.strategy.on_exception(exception)
+        if self._seen is not None:
+            self._seen.fail(exception)
+            self._seen = None
 
-    def _exchange(self, strategy: PlansBatches, *, closing: bool) -> None:
-        before, after = self._decide(
+    def _exchange(self, trainer: Any, strategy: PlansBatches, *, closing: bool) -> None:
+        before, after, exchanged = self._decide(
             strategy,
             strategy.clock.records(),
             lambda before, exchanged: before.observe(
@@ -234,8 +246,15 @@ class BoaCallbackBehaviour:
         )
         strategy.keep_profile(before, after)
         self._measure_while_needed(strategy)
-        if after.changes_always:
-            return
+        if not after.changes_always:
+            self._announce(before, after)
+        if not closing:
+            look_at_network(trainer, strategy)
+        if self._seen is not None:
+            step = trainer.fit_loop.total_batch_idx
+            self._seen.after_exchange(before, after, exchanged.records, step)
+
+    def _announce(self, before: Orchestration, after: Orchestration) -> None:
         is_new = before.phase == "warmup" or before.plan.batch_sizes != after.plan.batch_sizes
         if after.phase == "planned" and is_new:
             rank_zero_info(f"boa: {_rows(after.plan)} rows per rank; {after.reason}")
@@ -249,8 +268,9 @@ class BoaCallbackBehaviour:
         next_state: Callable[[Orchestration, Exchange], Orchestration],
         *,
         may_fail: bool = False,
-    ) -> tuple[Orchestration, Orchestration]:
-        """All ranks exchange their figures and stand still while rank 0 decides; the states before and after.
+    ) -> tuple[Orchestration, Orchestration, Exchange]:
+        """All ranks exchange their figures and stand still while rank 0 decides; the states before and after, and the
+        figures.
 
         Where plans change after every step each rank decides for itself, which is a broadcast less; digests are
         compared all the same.
@@ -266,7 +286,7 @@ class BoaCallbackBehaviour:
             after = decide() if before.changes_always else decide_once(decide, device)
             check_digest(after.schedule.digest, "schedule of plans", device)
             strategy.orchestration = after
-        return before, after
+        return before, after, exchanged
 
     def _watch_from(self, strategy: PlansBatches, step: int) -> None:
         orchestration = strategy.orchestration
@@ -293,13 +313,15 @@ class BoaCallbackBehaviour:
             strategy.orchestration = after
             _announce_outcome(orchestration, after)
             _warn_of_slow_loader(watch)
+            if self._seen is not None:
+                self._seen.after_block(after, step)
         if is_to_change and after.settings.rebalance == "auto":
             self._rebalance(strategy)
         if strategy.clock.enabled != watch.measures(step + 1):
             strategy.measure(watch.measures(step + 1), memory=False)
 
     def _rebalance(self, strategy: PlansBatches) -> None:
-        before, after = self._decide(
+        before, after, _ = self._decide(
             strategy,
             [],
             lambda before, exchanged: before.rebalanced(
@@ -311,6 +333,8 @@ class BoaCallbackBehaviour:
             rank_zero_info(
                 f"boa: {_rows(after.plan)} rows per rank from step {change.step} on; {change.reason}."
             )
+            if self._seen is not None:
+                self._seen.write()
 
     def _do_without_measurements(self, strategy: PlansBatches) -> None:
         if strategy.has_ranks_without_rows:

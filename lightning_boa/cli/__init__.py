@@ -1,1 +1,1 @@
-"""The command line: boa-train, a Hydra application on conf/."""
+"""The command line: boa-train, a Hydra application on conf/, and boa, which plans, simulates, reports and examines."""

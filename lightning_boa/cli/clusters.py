@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
+from lightning_boa.cli.devices import Device, devices_of
 from lightning_boa.cli.framework import Callback, EmulatedCluster
 from lightning_boa.cli.options import START_METHODS, number, one_of, whole_number
 from lightning_boa.errors import OptionError
@@ -42,54 +42,6 @@ class RealDevices:
         return []
 
 
-class EmulatedDevice:
-    """A device whose training step lasts at least max(floor, overhead + rows x seconds_per_sample) seconds.
-
-    ``throttle`` multiplies them by a factor from a step on: {step: factor}. ``bandwidth`` is that of its link to the
-    others, in bytes per second. ``rows_at_once`` are the most rows that its memory holds.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        seconds_per_sample: float,
-        overhead: float = 0.0,
-        floor: float = 0.0,
-        throttle: Mapping[int, float] | None = None,
-        bandwidth: float = math.inf,
-        rows_at_once: int | None = None,
-    ) -> None:
-        self.name = str(name)
-        self.seconds_per_sample = number(
-            "cluster.devices.seconds_per_sample", seconds_per_sample, above=0
-        )
-        self.overhead = number("cluster.devices.overhead", overhead, least=0)
-        self.floor = number("cluster.devices.floor", floor, least=0)
-        self.throttle = throttle
-        self.rows_at_once = (
-            None
-            if rows_at_once is None
-            else whole_number("cluster.devices.rows_at_once", rows_at_once, least=1)
-        )
-        self.bandwidth = (
-            bandwidth
-            if bandwidth == math.inf
-            else number("cluster.devices.bandwidth", bandwidth, above=0)
-        )
-
-    def slowed(self, times: float) -> EmulatedDevice:
-        """The device that takes so many times as long, with a link that does too."""
-        return EmulatedDevice(
-            self.name,
-            self.seconds_per_sample * times,
-            self.overhead * times,
-            self.floor * times,
-            self.throttle,
-            self.bandwidth / times,
-            self.rows_at_once,
-        )
-
-
 class EmulatedDevices:
     """Emulated devices, one process each on this machine's processor; fewer ranks take the first ones.
 
@@ -99,7 +51,7 @@ class EmulatedDevices:
 
     def __init__(
         self,
-        devices: Sequence[dict[str, object]],
+        devices: Sequence[Mapping[str, object]],
         accelerator: str = "cpu",
         start_method: str = "fork",
         latency: float = 0.0,
@@ -111,7 +63,12 @@ class EmulatedDevices:
                 "cluster=none takes the real ones."
             )
         number("cluster.times", times, above=0)
-        self.devices = tuple(_device(values).slowed(times) for values in devices)
+        self.devices = tuple(
+            device.slowed(times) for device in devices_of(devices, "cluster.devices")
+        )
+        self._seconds_per_sample = [
+            _seconds_per_sample(rank, device) for rank, device in enumerate(self.devices)
+        ]
         self.latency = times * number("cluster.latency", latency, least=0)
         self.accelerator = one_of("cluster.accelerator", accelerator, ("cpu",))
         self.start_method = one_of("cluster.start_method", start_method, START_METHODS)
@@ -134,17 +91,16 @@ class EmulatedDevices:
         return ranks
 
     def callbacks(self, requested: object) -> list[Callback]:
-        present = self.devices[: self.devices_for(requested)]
+        ranks = self.devices_for(requested)
+        present = self.devices[:ranks]
         return [
             EmulatedCluster(
-                seconds_per_sample=[device.seconds_per_sample for device in present],
+                seconds_per_sample=self._seconds_per_sample[:ranks],
                 overhead=[device.overhead for device in present],
                 floor=[device.floor for device in present],
                 names=[device.name for device in present],
                 throttle={
-                    rank: device.throttle
-                    for rank, device in enumerate(present)
-                    if device.throttle is not None
+                    rank: device.throttle for rank, device in enumerate(present) if device.throttle
                 },
                 rows_at_once=[device.rows_at_once for device in present],
                 bandwidth=[device.bandwidth for device in present],
@@ -153,11 +109,10 @@ class EmulatedDevices:
         ]
 
 
-def _device(values: dict[str, object]) -> EmulatedDevice:
-    try:
-        return EmulatedDevice(**values)  # type: ignore[arg-type]
-    except TypeError as error:
+def _seconds_per_sample(rank: int, device: Device) -> float:
+    if device.seconds_per_sample is None or device.fails_at is not None:
         raise OptionError(
-            "cluster.devices: expected name, seconds_per_sample and, if wanted, overhead, floor, throttle, "
-            f"bandwidth and rows_at_once, got {values!r}."
-        ) from error
+            f"cluster.devices[{rank}]: expected seconds_per_sample and no fails_at, since an emulated device has the "
+            f"times of a line and does not fail, got {device.name} with others; boa plan and boa simulate take them."
+        )
+    return device.seconds_per_sample

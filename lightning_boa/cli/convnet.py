@@ -12,9 +12,8 @@ from torch.optim import SGD, Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_boa.cli.framework import LightningModule
-from lightning_boa.cli.optimization import BatchScaling
+from lightning_boa.cli.optimization import BatchScaling, new_optimizer
 from lightning_boa.cli.options import whole_number
-from lightning_boa.errors import OptionError
 
 if TYPE_CHECKING:
     from pytorch_lightning.utilities.types import OptimizerLRScheduler
@@ -31,7 +30,7 @@ class ConvNet(LightningModule):
         scaling: of its learning rate with the global batch; by default none.
 
     Raises:
-        OptionError: an option out of range; in `configure_optimizers` what the optimizer itself refuses.
+        OptionError: an option out of range, or what the optimizer itself refuses.
     """
 
     def __init__(
@@ -55,6 +54,9 @@ class ConvNet(LightningModule):
             nn.Linear(2 * channels * 4 * 4, CLASSES),
         )
         self.test_accuracy = MulticlassAccuracy(CLASSES, average="micro")
+        new_optimizer(
+            self.make_optimizer, self.parameters()
+        )  # what it refuses is known before any rank is started
 
     def forward(self, pictures: Tensor) -> Tensor:
         logits: Tensor = self.layers(pictures)
@@ -72,8 +74,5 @@ class ConvNet(LightningModule):
         self.log("test_accuracy", self.test_accuracy, logger=False)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        try:
-            optimizer = self.make_optimizer(self.parameters())
-        except Exception as error:
-            raise OptionError(f"optimizer: {error}") from error
+        optimizer = new_optimizer(self.make_optimizer, self.parameters())
         return self.scaling.configure(optimizer, self.trainer)

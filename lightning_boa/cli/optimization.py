@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
 from lightning_boa.cli.framework import Trainer
 from lightning_boa.cli.options import number, one_of, whole_number
+from lightning_boa.errors import OptionError
 
 if TYPE_CHECKING:
     from pytorch_lightning.utilities.types import OptimizerLRScheduler
@@ -55,6 +58,24 @@ class BatchScaling:
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": warmup, "interval": "step"},
         }
+
+
+def new_optimizer(
+    make: Callable[[Iterator[nn.Parameter]], Optimizer], parameters: Iterator[nn.Parameter]
+) -> Optimizer:
+    """The optimizer that `make`, a partial of its class, makes of the parameters.
+
+    Raises:
+        OptionError: a learning rate that is no number above 0, or what the class itself refuses.
+    """
+    options = getattr(make, "keywords", {})
+    if "lr" in options:
+        number("optimizer.lr", options["lr"], above=0)
+    try:
+        return make(parameters)
+    except Exception as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise OptionError(f"optimizer: {error}, with {given or 'its defaults'}.") from error
 
 
 def scaled_learning_rate(rate: float, batch_size: int, base_batch_size: int, rule: str) -> float:

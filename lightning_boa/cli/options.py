@@ -10,9 +10,23 @@ from lightning_boa.errors import OptionError
 START_METHODS = ("popen", "spawn", "fork", "forkserver")
 
 
-def whole_number(option: str, value: object, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{option}: expected a whole number of at least {least}, got {value!r}.")
+def whole_number(option: str, value: object, *, least: int, most: int | None = None) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < least
+        or (most is not None and value > most)
+    ):
+        limit = "" if most is None else f" and at most {most}"
+        raise OptionError(
+            f"{option}: expected a whole number of at least {least}{limit}, got {value!r}."
+        )
+    return value
+
+
+def yes_or_no(option: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{option}: expected true or false, got {value!r}.")
     return value
 
 

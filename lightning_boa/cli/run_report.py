@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from lightning_boa.cli.framework import Trainer
 from lightning_boa.cli.step_times import METRIC
 from lightning_boa.planning import Rebalancing
 from lightning_boa.reports import PlanReport, describe_plan
+from lightning_boa.reports.run_record import RunRecord
+from lightning_boa.reports.summary import summary
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class RunReport:
     rebalancings: tuple[Rebalancing, ...] = ()
     last_epoch_step_seconds: float | None = None
     test_figures: tuple[tuple[str, float], ...] = ()
+    saved: str = ""
 
     def with_test_figures(self, metrics: Mapping[str, Any]) -> RunReport:
         tested = (
@@ -29,7 +33,7 @@ class RunReport:
 
     def lines(self) -> list[str]:
         """What is said below the tables."""
-        lines = []
+        lines = [self.saved] if self.saved else []
         if self.last_epoch_step_seconds is not None:
             lines.append(
                 f"step time in the last epoch, {self.strategy}: "
@@ -52,8 +56,8 @@ class RunReport:
         return values
 
 
-def report_of(trainer: Trainer) -> RunReport:
-    """What the trainer knows after `fit`, under any strategy."""
+def report_of(trainer: Trainer, record: Path) -> RunReport:
+    """What the trainer knows after `fit`, under any strategy, and what is in the record that the training has left."""
     strategy: Any = trainer.strategy
     seconds = trainer.callback_metrics.get(METRIC)
     orchestration = getattr(strategy, "orchestration", None)
@@ -66,4 +70,5 @@ def report_of(trainer: Trainer) -> RunReport:
         plan=None if plan is None else describe_plan(plan, orchestration, devices, network),
         rebalancings=() if orchestration is None else orchestration.rebalancings,
         last_epoch_step_seconds=None if seconds is None else float(seconds),
+        saved=summary(RunRecord.from_json(record.read_bytes())) if record.exists() else "",
     )

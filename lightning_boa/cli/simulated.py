@@ -1,29 +1,37 @@
-"""Emulated devices in the simulator."""
+"""Devices in the simulator."""
 
 from __future__ import annotations
 
-from lightning_boa.cli.clusters import EmulatedDevice, EmulatedDevices
-from lightning_boa.planning import InPasses, LinearTime, TimeModel
+import math
+from collections.abc import Sequence
+
+from lightning_boa.cli.devices import Device
 from lightning_boa.simulation import Cluster, Links
 
 
-def simulated_cluster(emulated: EmulatedDevices, gradient_bytes: int) -> Cluster:
-    """The cluster whose simulated steps last as long as the emulation of a model with so many bytes of gradients says.
-
-    A device that holds fewer rows than its share runs it in several passes.
-    """
-    devices = emulated.devices
+def simulated_cluster(
+    devices: Sequence[Device],
+    gradient_bytes: float,
+    *,
+    latency: float,
+    noise: float = 0.0,
+    restart_seconds: float = 0.0,
+    server_bandwidth: float = math.inf,
+) -> Cluster:
+    """The cluster of ``devices`` that train a model with so many bytes of gradients; see `Cluster` and `Links`."""
     return Cluster(
-        tuple(_time_model(device) for device in devices),
+        tuple(device.time_model for device in devices),
+        noise=noise,
         throttle={
-            worker: device.throttle
-            for worker, device in enumerate(devices)
-            if device.throttle is not None
+            worker: device.throttle for worker, device in enumerate(devices) if device.throttle
         },
-        links=Links(gradient_bytes, [device.bandwidth for device in devices], emulated.latency),
+        failures={
+            worker: device.fails_at
+            for worker, device in enumerate(devices)
+            if device.fails_at is not None
+        },
+        restart_seconds=restart_seconds,
+        links=Links(
+            gradient_bytes, [device.bandwidth for device in devices], latency, server_bandwidth
+        ),
     )
-
-
-def _time_model(device: EmulatedDevice) -> TimeModel:
-    line = LinearTime(device.overhead, device.seconds_per_sample, device.floor)
-    return line if device.rows_at_once is None else InPasses(line, device.rows_at_once)

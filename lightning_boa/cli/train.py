@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import re
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,38 +10,50 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from lightning_boa.cli.clusters import Cluster
-from lightning_boa.cli.framework import MisconfigurationException, Trainer, seed_everything
-from lightning_boa.cli.jobs import one_job, refuse_foreign_process_group
-from lightning_boa.cli.options import whole_number
+from lightning_boa.cli.framework import seed_everything
+from lightning_boa.cli.mistakes import mistakes_in_one_sentence, mistakes_on_the_command_line
+from lightning_boa.cli.options import whole_number, yes_or_no
 from lightning_boa.cli.run_report import RunReport, report_of
-from lightning_boa.errors import BoaError, OptionError
+from lightning_boa.cli.trainer_options import check_trainer_options, new_trainer
+from lightning_boa.errors import OptionError
 from lightning_boa.reports import comparison_table, plan_table, rebalancing_table
+from lightning_boa.reports.run_record import FILE_NAME, IN_LOG_FOLDER
 
-USER_MISTAKE = 2
+BOA = "lightning_boa.BoaStrategy"
+LARGEST_SEED = 2**32 - 1
 
-_log = logging.getLogger(__name__)
 
-
-@hydra.main(version_base="1.3", config_path="pkg://lightning_boa.conf", config_name="train")
-def main(config: DictConfig) -> None:
+def main() -> None:
     """The command's entry point; exits with 2 and one sentence where the user made a mistake."""
-    with _mistakes_in_one_sentence(), one_job():
+    with mistakes_on_the_command_line():
+        _job()
+
+
+@hydra.main(version_base="1.3", config_path="pkg://lightning_boa.conf.train", config_name="train")
+def _job(config: DictConfig) -> None:
+    with mistakes_in_one_sentence():
         train(config)
 
 
 def train(config: DictConfig) -> RunReport:
     """Trains and tests as `config` says; the first rank prints the report and writes it to the output folder."""
-    seed_everything(whole_number("seed", config.seed, least=0), workers=True, verbose=False)
+    _refuse_missing_values(config)
+    seed = whole_number("seed", config.seed, least=0, most=LARGEST_SEED)
+    picture = yes_or_no("picture", config.picture)
+    check_trainer_options(config.trainer)
+    seed_everything(seed, workers=True, verbose=False)
     cluster: Cluster = instantiate(config.cluster, _convert_="all")
     cluster.prepare_process()
     data = instantiate(config.data, _convert_="all")
     model = instantiate(config.model, _convert_="all")
-    trainer: Trainer = instantiate(config.trainer, _convert_="all", _partial_=True)(
+    trainer = new_trainer(
+        instantiate(config.trainer, _convert_="all", _partial_=True),
         devices=cluster.devices_for(config.trainer.devices),
         strategy=_strategy(config),
         callbacks=[
@@ -52,25 +61,47 @@ def train(config: DictConfig) -> RunReport:
             *_named_parts(config.callbacks),
         ],
     )
-    refuse_foreign_process_group(trainer.world_size)
     with _quiet_about_what_the_demo_means_to_do():
         trainer.fit(model, datamodule=data)
-        report = report_of(trainer)
+        report = report_of(trainer, _record_in(config))
         trainer.loggers = []  # a logger opened again for the test would begin its files anew
         trainer.test(model, datamodule=data, verbose=False)
     report = report.with_test_figures(trainer.callback_metrics)
     if trainer.is_global_zero:
         _show(report)
-        _keep(report, Path(config.output_dir), picture=bool(config.picture))
+        _keep(report, Path(config.output_dir), picture=picture)
     return report
 
 
+def _refuse_missing_values(config: DictConfig) -> None:
+    for name in sorted(OmegaConf.missing_keys(config)):
+        raise OptionError(f"{name}: expected a value, got none. Say {name}=…")
+
+
 def _strategy(config: DictConfig) -> Any:
-    if config.get("strategy") is None:
+    if "_target_" not in (config.get("strategy") or {}):
         raise OptionError(
-            "strategy: expected one of conf/strategy, got none. Say strategy=boa or strategy=ddp."
+            "strategy: expected one of conf/shared/strategy, got none. Say strategy=boa or strategy=ddp."
         )
-    return instantiate(config.strategy, _convert_="all")
+    try:
+        return instantiate(config.strategy, _convert_="all", **_said_at_the_end(config))
+    except InstantiationException as error:
+        if isinstance(error.__cause__, OptionError):
+            raise OptionError(f"strategy.{error.__cause__}") from error.__cause__
+        raise
+
+
+def _said_at_the_end(config: DictConfig) -> dict[str, object]:
+    """Options of the strategy that leave it to this command to show what a training has gained."""
+    if config.strategy.get("_target_") != BOA:
+        return {}
+    record = config.strategy.get("record", IN_LOG_FOLDER)
+    here = str(_record_in(config))
+    return {"verbose": False, "record": here if record == IN_LOG_FOLDER else record}
+
+
+def _record_in(config: DictConfig) -> Path:
+    return Path(config.output_dir, FILE_NAME)
 
 
 def _named_parts(group: DictConfig | None) -> list[Any]:
@@ -90,7 +121,7 @@ def _show(report: RunReport) -> None:
     if report.rebalancings:
         console.print(rebalancing_table(report.rebalancings))
     for line in report.lines():
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _keep(report: RunReport, folder: Path, *, picture: bool) -> None:
@@ -115,30 +146,6 @@ def _quiet_about_what_the_demo_means_to_do() -> Iterator[None]:
         ):
             warnings.filterwarnings("ignore", message)
         yield
-
-
-@contextmanager
-def _mistakes_in_one_sentence() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        sentence = mistake_in(error)
-        if sentence is None:
-            raise
-        _log.debug("The mistake in full", exc_info=True)
-        print(f"boa-train: {sentence}", file=sys.stderr)
-        raise SystemExit(USER_MISTAKE) from None
-
-
-def mistake_in(error: BaseException) -> str | None:
-    """The sentence about a user's mistake, also where Hydra or a child process wrapped it; None for other errors."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, (BoaError, MisconfigurationException)):
-            return str(cause)
-        cause = cause.__cause__
-    in_child = re.search(r"^lightning_boa\.errors\.\w+: (.+)\Z", str(error).rstrip(), re.M | re.S)
-    return in_child.group(1) if in_child else None
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from lightning_boa.planning.communication import (
     MeasuredAllReduce,
     RingAllReduce,
 )
+from lightning_boa.planning.equal_step import EqualStep
 from lightning_boa.planning.fitting import TimeFit, fit_time
+from lightning_boa.planning.hindrance import hindrance
 from lightning_boa.planning.known_plan import KnownPlan
 from lightning_boa.planning.network import (
     NetworkFindings,
@@ -31,7 +33,7 @@ from lightning_boa.planning.plan import (
 )
 from lightning_boa.planning.profile import MadeFor, Profile
 from lightning_boa.planning.rebalancing import Rebalancing
-from lightning_boa.planning.records import SplitMeasurement, StepRecord
+from lightning_boa.planning.records import SplitMeasurement, StepRecord, measure_split
 from lightning_boa.planning.schedule import Schedule
 from lightning_boa.planning.settings import OrchestrationSettings
 from lightning_boa.planning.simple_loops import LbBspPlanning, ProportionalPlanning, ShareRule
@@ -55,6 +57,7 @@ __all__ = [
     "Block",
     "Buckets",
     "Communication",
+    "EqualStep",
     "InPasses",
     "KnownPlan",
     "LbBspPlanning",
@@ -88,6 +91,8 @@ __all__ = [
     "fit_time",
     "fixed_plan",
     "gradient_weight",
+    "hindrance",
+    "measure_split",
     "moved_shares",
     "network_findings",
     "pass_sizes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
-from math import sqrt
+from math import exp, sqrt
 from statistics import NormalDist, median
 from typing import Any
 
@@ -41,9 +41,10 @@ class Block:
     """How long the ranks took in a few steps, relative to what their time models say.
 
     ``scales`` has one factor per rank, the median over the steps; what all ranks have in common in a step (longer
-    sequences, say) is left out, so that their geometric mean is 1; NaN for a rank without rows. ``noise`` is the
-    standard deviation of a single step as a share of its seconds. ``period`` are the seconds from one step to the next,
-    ``loader_wait`` those spent waiting for a batch, each the greatest of all ranks.
+    sequences, say) is left out, so that their geometric mean is 1; NaN for a rank without rows. ``level`` is the median
+    of what was left out. ``noise`` is the standard deviation of a single step as a share of its seconds. ``period`` are
+    the seconds from one step to the next, ``loader_wait`` those spent waiting for a batch, each the greatest of all
+    ranks.
     """
 
     scales: tuple[float, ...]
@@ -51,11 +52,18 @@ class Block:
     period: float
     loader_wait: float
     first_step: int = 0
+    level: float = 1.0
 
     @cached_property
     def scale_of_each(self) -> NDArray[np.float64]:
         """``scales`` as an array."""
         return np.asarray(self.scales)
+
+    def with_scales(self, logs: NDArray[np.float64]) -> Block:
+        """The block with other scales, given by their logarithms, for which the level makes up."""
+        mean = float(logs.mean())
+        scales = tuple(np.exp(logs - mean).tolist())
+        return replace(self, scales=scales, level=self.level * exp(mean))
 
 
 def block_of(
@@ -87,6 +95,7 @@ def block_of(
         period=period,
         loader_wait=loader_wait,
         first_step=first_step,
+        level=float(np.exp(np.median(logs.mean(axis=0)) + medians.mean())),
     )
 
 
@@ -218,7 +227,7 @@ class Watch:
         last = np.log(self.blocks[-1].scales) if self.blocks else np.zeros(len(logs))
         beside = last[absent] - _lower_median(last[~absent])
         logs[absent] = _lower_median(logs[~absent]) + beside
-        return replace(block, scales=tuple(np.exp(logs - logs.mean()).tolist()))
+        return block.with_scales(logs)
 
     def heard(self, ratios: Sequence[float | None], batch_sizes: Sequence[int]) -> Watch:
         """What a single step on all ranks says of those that have no rows under the plan: ``batch_sizes``.
@@ -253,7 +262,7 @@ class Watch:
             least = min(changes, key=abs)
             if min(changes) * max(changes) > 0 and abs(least) > HEARSAY:
                 logs[rank] += least
-        return replace(block, scales=tuple(np.exp(logs - logs.mean()).tolist()))
+        return block.with_scales(logs)
 
     def anew(self) -> Watch:
         """The training went on after a stop: how fast the devices were before says nothing of now."""

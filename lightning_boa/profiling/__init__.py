@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_boa.profiling.block_exchange import BlockExchange, BlockFigures
+from lightning_boa.profiling.collective_errors import is_of_a_collective
 from lightning_boa.profiling.exchange import (
     Exchange,
     check_digest,
@@ -39,6 +40,7 @@ __all__ = [
     "exchange_records",
     "hopeful_rows",
     "host_group",
+    "is_of_a_collective",
     "memory_profile_of",
     "most_rows",
     "timeline_of",

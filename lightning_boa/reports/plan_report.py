@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from lightning_boa.planning import BatchPlan, NetworkFindings, Orchestration, equal_split
+from lightning_boa.planning import (
+    BatchPlan,
+    NetworkFindings,
+    Orchestration,
+    TimeModel,
+    equal_split,
+    predicted_plan,
+)
 
 GIVEN = "these shares were given"
-UNFINISHED = "the training ended within the warm-up, so this is only the last split that it tried"
+UNFINISHED = (
+    "the training ended within the warm-up, so this is only the last split that it tried; more epochs, or a shorter"
+    " warm-up, give a plan"
+)
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank's share; seconds are the compute time of one step, None where nothing was measured."""
+    """One rank's share; seconds are the compute time of one step, None where nothing was measured.
+
+    ``predicted_error`` is the standard error of ``predicted_seconds``.
+    """
 
     rank: int
     device: str
@@ -22,6 +36,7 @@ class RankReport:
     equal_seconds: float | None = None
     boa_seconds: float | None = None
     predicted_seconds: float | None = None
+    predicted_error: float | None = None
 
     @property
     def samples_per_second(self) -> float | None:
@@ -42,6 +57,7 @@ class PlanReport:
         network: one sentence: what communication costs, and which ranks had better be left out; empty where it costs
             next to nothing.
         name: what has made the plan.
+        is_measured: False where nothing was, so that all seconds here are predicted.
     """
 
     ranks: tuple[RankReport, ...]
@@ -50,18 +66,19 @@ class PlanReport:
     reason: str = ""
     network: str = ""
     name: str = "BOA"
+    is_measured: bool = True
 
     @property
     def gain(self) -> float | None:
         """How many times faster a step is under BOA than under the equal split, both measured."""
         return _ratio(self.equal_step_seconds, self.boa_step_seconds)
 
-    @property
+    @cached_property
     def equal_compute_seconds(self) -> float | None:
         """The slowest rank's measured compute time under the equal split."""
         return slowest(rank.equal_seconds for rank in self.ranks)
 
-    @property
+    @cached_property
     def boa_compute_seconds(self) -> float | None:
         """The slowest rank's measured compute time under BOA's plan."""
         return slowest(rank.boa_seconds for rank in self.ranks)
@@ -82,6 +99,14 @@ class PlanReport:
         if not speeds or len(speeds) < len(self.ranks):
             return None
         return sum(speeds) / len(speeds) / min(speeds)
+
+    def of_extreme_ranks(self, most: int) -> PlanReport:
+        """The report of no more than ``most`` ranks: those with the fewest rows and those with the most."""
+        if len(self.ranks) <= most:
+            return self
+        by_rows = sorted(self.ranks, key=lambda rank: rank.boa_rows)
+        shown = by_rows[: most // 2] + by_rows[-(most // 2) :]
+        return replace(self, ranks=tuple(sorted(shown, key=lambda rank: rank.rank)))
 
     def equal_idle_share(self, rank: RankReport) -> float | None:
         """The part of a step in which the rank waits for the slowest one under the equal split, 0 to 1."""
@@ -117,6 +142,7 @@ def describe_plan(
                 equal_seconds=None if equal is None else equal.rank_compute[rank],
                 boa_seconds=None if planned is None else planned.rank_compute[rank],
                 predicted_seconds=None if plan.rank_seconds is None else plan.rank_seconds[rank],
+                predicted_error=_predicted_error(plan, orchestration, rank),
             )
             for rank, rows in enumerate(plan.batch_sizes)
         ),
@@ -125,6 +151,40 @@ def describe_plan(
         reason=reason,
         network="" if network is None else describe_network(network),
         name="BOA" if orchestration is None else orchestration.name,
+    )
+
+
+def predicted_report(
+    plan: BatchPlan,
+    time_models: Sequence[TimeModel],
+    equal_rows: Sequence[int],
+    device_names: Sequence[str],
+    communication_seconds: float = 0.0,
+) -> PlanReport:
+    """What `time_models` say of `plan` and of the equal split; a step of both has ``communication_seconds`` besides."""
+    equal = predicted_plan(time_models, equal_rows)
+    planned = predicted_plan(time_models, plan.batch_sizes)
+    assert equal.rank_seconds is not None
+    assert equal.step_seconds is not None
+    assert planned.rank_seconds is not None
+    assert planned.step_seconds is not None
+    return PlanReport(
+        ranks=tuple(
+            RankReport(rank, device, before, rows, before_seconds, seconds, seconds)
+            for rank, (device, before, rows, before_seconds, seconds) in enumerate(
+                zip(
+                    device_names,
+                    equal_rows,
+                    plan.batch_sizes,
+                    equal.rank_seconds,
+                    planned.rank_seconds,
+                    strict=True,
+                )
+            )
+        ),
+        equal_step_seconds=equal.step_seconds + communication_seconds,
+        boa_step_seconds=planned.step_seconds + communication_seconds,
+        is_measured=False,
     )
 
 
@@ -140,6 +200,15 @@ def slowest(seconds: Iterable[float | None]) -> float | None:
     known = list(seconds)
     complete = [value for value in known if value is not None]
     return max(complete) if complete and len(complete) == len(known) else None
+
+
+def _predicted_error(
+    plan: BatchPlan, orchestration: Orchestration | None, rank: int
+) -> float | None:
+    if plan.rank_seconds is None or orchestration is None:
+        return None
+    fit = orchestration.fits[rank]
+    return None if fit is None else fit.relative_error * plan.rank_seconds[rank]
 
 
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -13,11 +13,17 @@ from lightning_boa.planning import Rebalancing, StepRecord
 from lightning_boa.reports.plan_report import PlanReport
 
 FILE_NAME = "boa-run.json"
+IN_LOG_FOLDER: Literal["auto"] = "auto"
 VERSION: Literal[1] = 1
 
 Rows = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+MOST_SECONDS = 1e9
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class _AnyVersion(msgspec.Struct):
+    file_version: Any = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Saving:
         steps: how many they were.
     """
 
-    seconds: float
+    seconds: Annotated[float, msgspec.Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
     error: Seconds
     trained_seconds: Seconds
     steps: Rows
@@ -68,6 +74,11 @@ class Saving:
     def gain(self) -> float | None:
         """How many times faster a step was than under the equal split; None without a step."""
         return 1 + self.seconds / self.trained_seconds if self.trained_seconds else None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether `seconds` are more than two standard errors away from nothing."""
+        return abs(self.seconds) > 2 * self.error
 
 
 @dataclass(frozen=True)
@@ -110,13 +121,39 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         ranks = len(self.devices)
-        rows = [sizes for _, sizes in self.plans]
-        rows += [block.batch_sizes for block in self.blocks]
-        rows += [change.batch_sizes for change in self.rebalancings]
-        if ranks == 0 or len(self.plan.ranks) != ranks or any(len(each) != ranks for each in rows):
+        lengths = {len(self.plan.ranks), *(len(sizes) for _, sizes in self.plans)}
+        for block in self.blocks:
+            lengths |= {len(block.batch_sizes), len(block.busy)}
+        for change in self.rebalancings:
+            lengths |= {len(change.batch_sizes_before), len(change.batch_sizes), len(change.scales)}
+        if lengths != {ranks} or ranks == 0:
             raise ValueError(f"expected figures of {ranks} ranks, one for each device, everywhere")
+        if [rank.rank for rank in self.plan.ranks] != list(range(ranks)):
+            raise ValueError(f"expected the plan's ranks to be 0 to {ranks - 1}, in this order")
         if any(not 0 <= step.rank < ranks for step in self.steps):
             raise ValueError(f"expected measured steps of ranks 0 to {ranks - 1}")
+        if any(rank.equal_rows < 0 or rank.boa_rows < 0 for rank in self.plan.ranks):
+            raise ValueError("expected no rank with fewer rows than 0")
+        for change in self.rebalancings:
+            if min(change.scales) <= 0 or change.seconds_after == 0:
+                raise ValueError("expected changes of the plan with scales and seconds above 0")
+        if not all(0 <= seconds <= MOST_SECONDS for seconds in self._seconds):
+            raise ValueError(f"expected seconds from 0 to {MOST_SECONDS:g} everywhere")
+
+    @property
+    def _seconds(self) -> Iterator[float]:
+        """What the kinds of their fields do not check."""
+        plan = self.plan
+        known: list[float | None] = [plan.equal_step_seconds, plan.boa_step_seconds]
+        for rank in plan.ranks:
+            known += [rank.equal_seconds, rank.boa_seconds]
+            known += [rank.predicted_seconds, rank.predicted_error]
+        for change in self.rebalancings:
+            known += [change.seconds_before, change.seconds_after]
+        for step in self.steps:
+            known += [step.period, step.compute, step.loader_wait]
+            known += [step.communication, step.optimizer]
+        return (seconds for seconds in known if seconds is not None)
 
     def to_json(self) -> str:
         """Text that `from_json` reads."""
@@ -133,6 +170,12 @@ class RunRecord:
             OptionError: no JSON, another version, or a value of the wrong kind, length or range.
         """
         try:
+            version = msgspec.json.decode(text, type=_AnyVersion).file_version
+            if version not in (None, VERSION):
+                raise OptionError(
+                    f"{file}: expected the record of a training of version {VERSION}, got version {version!r}: "
+                    "read it with the lightning-boa that has written it."
+                )
             return msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise OptionError(

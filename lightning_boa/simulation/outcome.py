@@ -65,6 +65,12 @@ class Simulated:
             for computing, present in zip(self.computing_seconds, self.present_seconds, strict=True)
         )
 
+    @property
+    def mean_staleness(self) -> float:
+        """By how many updates gradients were older than the weights that they changed, on average."""
+        gradients = sum(self.staleness.values())
+        return sum(age * count for age, count in self.staleness.items()) / max(1, gradients)
+
     def plan_at(self, step: int) -> tuple[int, ...]:
         """Rows of each worker in ``step``."""
         return next(rows for first, rows in reversed(self.plans) if first <= step)

@@ -124,6 +124,11 @@ class BoaBehaviour(_Base):
             software, training begins with that plan, which its first steps check; else the devices are measured and the
             file is written. `warmup=0` makes it an error if the file is missing or does not fit. A checkpoint's plan
             comes first.
+        verbose: print the plan as a table once it has been measured and what it has saved at the end, and show a step's
+            milliseconds and the idle share in the progress bar. Warnings, and what is logged, do not depend on it.
+        record: path of the file that says what was seen of the training, for `boa report`; rank 0 writes it, and again
+            while it trains. "auto": boa-run.json in the logger's folder, without a logger in the trainer's
+            `default_root_dir`. None: no file.
         **ddp_kwargs: what Lightning's DDPStrategy takes.
 
     Raises:
@@ -146,6 +151,8 @@ class BoaBehaviour(_Base):
         max_batch_size: int | Sequence[int | None] | Literal["auto"] | None = None,
         worker_set: Literal["advise", "all", "auto"] = "advise",
         profile: str | os.PathLike[str] | None = None,
+        verbose: bool = True,
+        record: str | os.PathLike[str] | None = "auto",
         **ddp_kwargs: Any,
     ) -> None:
         self.options = BoaOptions(
@@ -159,6 +166,8 @@ class BoaBehaviour(_Base):
             max_batch_size=whole_numbers(max_batch_size),
             worker_set=worker_set,
             profile=path_text(profile),
+            verbose=verbose,
+            record=path_text(record),
         )
         check_known(ddp_kwargs, super().__init__)
         super().__init__(**ddp_kwargs)
@@ -273,6 +282,34 @@ class BoaBehaviour(_Base):
         return self._stop_requested or (
             self._roll_call is not None and self._roll_call.stop_requested
         )
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether this training is nothing to report on: equal shares by the environment, one device, or a trial."""
+        return (
+            is_switched_off() or self.world_size == 1 or trainer_seam.is_only_a_trial(self._trainer)
+        )
+
+    @property
+    def is_verbose(self) -> bool:
+        """Whether the plan and its saving are printed."""
+        return self.options.verbose
+
+    @property
+    def record(self) -> str | None:
+        """Where the record of a training is kept, as the option says."""
+        return self.options.record
+
+    @property
+    def software(self) -> Mapping[str, str]:
+        """The version of each package by which the time of a step may differ."""
+        return installed_software(type(self))
+
+    def show_figures(
+        self, logged: Mapping[str, float], in_bar: Mapping[str, float], *, to_loggers: bool
+    ) -> None:
+        """Let callbacks and the progress bar see figures of this training, and the loggers too if they are to."""
+        trainer_seam.show_now(self._trainer, logged, in_bar, to_loggers=to_loggers)
 
     def standing_still(self) -> AbstractContextManager[None]:
         """While this is held no further step is handed out, not even by a loader that reads ahead in a thread."""
@@ -427,7 +464,8 @@ class BoaBehaviour(_Base):
         if dist.get_world_size() != self.world_size:
             raise UnsupportedError(
                 f"Expected a process group of {self.world_size} ranks, got one of {dist.get_world_size()} from an"
-                " earlier run in this process. Start a new process for each number of devices."
+                " earlier run in this process. Start a new process for each number of devices; in a sweep of Hydra add"
+                " hydra/callbacks=own_ranks."
             )
         if self._seed is None or _is_fit(self._trainer):
             self._seed = self.broadcast(int(os.environ.get("PL_GLOBAL_SEED", 0)))

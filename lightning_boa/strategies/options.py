@@ -21,6 +21,7 @@ from lightning_boa.planning import (
     fixed_plan,
     row_bounds,
 )
+from lightning_boa.reports.run_record import IN_LOG_FOLDER
 from lightning_boa.strategies.abilities import NO_ABILITIES, Abilities
 
 REFUSED = {
@@ -51,6 +52,8 @@ class BoaOptions:
     max_batch_size: int | tuple[int | None, ...] | Literal["auto"] | None = None
     worker_set: Literal["advise", "all", "auto"] = "advise"
     profile: str | None = None
+    verbose: bool = True
+    record: str | None = IN_LOG_FOLDER
 
     def __post_init__(self) -> None:
         if self.global_batch_size is not None:
@@ -79,6 +82,12 @@ class BoaOptions:
         if self.profile is not None and (not isinstance(self.profile, str) or not self.profile):
             raise OptionError(
                 f"profile: expected the path of a file, which need not exist, got {self.profile!r}."
+            )
+        if not isinstance(self.verbose, bool):
+            raise OptionError(f"verbose: expected True or False, got {self.verbose!r}.")
+        if self.record is not None and (not isinstance(self.record, str) or not self.record):
+            raise OptionError(
+                f'record: expected "auto", None or the path of a file, which is written, got {self.record!r}.'
             )
         if self.batch_sizes is None:
             if self.warmup == 0 and self.profile is None:
@@ -169,6 +178,7 @@ class BoaOptions:
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         said["batch_weight"] = rule_name(self.batch_weight)
         said["profile"] = "a file" if self.profile is not None else None
+        said["record"] = self.record if self.record in (None, IN_LOG_FOLDER) else "a file"
         return {f"{name} of BoaStrategy": value for name, value in said.items()}
 
     def plan(self, world_size: int, global_batch_size: int, *, unit: int = 1) -> BatchPlan | None:

@@ -22,8 +22,7 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Literal
 from weakref import WeakSet
 
-import torch.distributed as dist
-
+from lightning_boa.profiling import is_of_a_collective
 from lightning_boa.strategies.standings import Standing, explanation
 
 BEAT_SECONDS = 1.0
@@ -31,7 +30,6 @@ RANKS_PER_BEAT_SECOND = 32
 PATIENCE_SECONDS = 3.0
 CONNECT_SECONDS = 5.0
 ALONE_ON_THIS_HOST = "127.0.0.1"
-_COLLECTIVES = ("gloo", "NCCL")
 
 _log = logging.getLogger(__name__)
 
@@ -86,15 +84,6 @@ def _listen(address: str | None, ranks: int) -> socket.socket | None:
             (ALONE_ON_THIS_HOST if address is None else "", 0), backlog=ranks
         )
     return None
-
-
-def is_of_a_collective(exception: BaseException) -> bool:
-    """Whether this is how a collective fails whose other ranks do not come along."""
-    if isinstance(exception, dist.DistError):
-        return True
-    return isinstance(exception, RuntimeError) and any(
-        name in str(exception) for name in _COLLECTIVES
-    )
 
 
 class RollCall(ABC):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -24,6 +22,7 @@ from lightning_boa.planning import (
     Profile,
 )
 from lightning_boa.profiling import decide_once
+from lightning_boa.reports.whole_file import write_whole
 from lightning_boa.wrong_lightning import package_of
 
 
@@ -115,20 +114,6 @@ def installed_software(strategy_class: type[Any]) -> dict[str, str]:
     versions = {package: sys.modules[package].__version__ for package in packages if package}
     versions |= {"cuda": torch.version.cuda, "hip": torch.version.hip}
     return {name: str(version) for name, version in versions.items() if version is not None}
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file such that whoever reads it sees the old or the new text, never a part.
-
-    Raises:
-        OSError: it cannot be written; the old file stays.
-    """
-    beside = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> str:

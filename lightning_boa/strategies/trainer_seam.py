@@ -10,6 +10,11 @@
     Not readable elsewhere: the user has taken the distribution of samples into their own hands.
 `_logger_connector.on_batch_end`
     Nothing else runs after all hooks at the end of a batch. It is replaced on the instance.
+`_logger_connector.log_metrics` and the three dictionaries of metrics beside it
+    `LightningModule.log` keeps each value until the epoch ends and gathers all of them again after every step. Figures
+    that come now and then are shown at once instead.
+`callbacks.lr_finder._LRCallback`, `loggers.logger.DummyLogger`
+    They alone tell the steps of the learning-rate finder, of the batch-size finder and of fast_dev_run from a training.
 `_results` of a loop, and `_ResultMetric` in it
     `extract_batch_size` takes the first tensor it meets; the rows of a step are known here. A rank without rows must
     leave no trace in what is logged.
@@ -103,6 +108,32 @@ def divert_batch_end(trainer: Any, act: Callable[[], object]) -> None:
 def _on_batch_end(connector: Any, act: Callable[[], object]) -> None:
     act()
     type(connector).on_batch_end(connector)
+
+
+def show_now(
+    trainer: Any, logged: Mapping[str, float], in_bar: Mapping[str, float], *, to_loggers: bool
+) -> None:
+    """Show values to callbacks (`trainer.callback_metrics`), to the progress bar and, if wanted, to the loggers."""
+    connector = trainer._logger_connector
+    values = {name: torch.tensor(value) for name, value in logged.items()}
+    connector._callback_metrics.update(values)
+    connector._logged_metrics.update(values)
+    connector._progress_bar_metrics.update(in_bar)
+    if to_loggers:
+        connector.log_metrics(values)
+
+
+def is_only_a_trial(trainer: Any) -> bool:
+    """Whether the steps are no part of a training: fast_dev_run, finders of a learning rate or a batch size, and what
+    is to run bare of everything.
+    """
+    stand_ins = ("DummyLogger", "_LRCallback")
+    beside = [*trainer.loggers, *trainer.callbacks]
+    return bool(
+        trainer.fast_dev_run
+        or trainer.barebones
+        or any(type(each).__name__ in stand_ins for each in beside)
+    )
 
 
 def uses_distributed_sampler(trainer: Any) -> bool:

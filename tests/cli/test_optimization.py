@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +19,13 @@ from torch.optim import SGD
 
 import lightning_boa.cli
 from lightning_boa.cli.convnet import ConvNet
+from lightning_boa.cli.mistakes import mistake_in
 from lightning_boa.cli.optimization import (
     BatchScaling,
     rows_of_update,
     scaled_learning_rate,
     updates_of_epoch,
 )
-from lightning_boa.cli.train import mistake_in
 from lightning_boa.errors import OptionError
 
 from .conftest import BoaTrain
@@ -40,7 +41,7 @@ QUICK_PAIR = (
 @pytest.fixture
 def conf() -> Iterator[None]:
     GlobalHydra.instance().clear()
-    with initialize_config_module("lightning_boa.conf", version_base="1.3"):
+    with initialize_config_module("lightning_boa.conf.train", version_base="1.3"):
         yield
 
 
@@ -137,9 +138,8 @@ def test_a_rate_of_nothing_is_refused() -> None:
     "options", [{"lr": -1}, {"lr": 0.1, "momentum": "much"}, {"lr": 0.1, "speed": 2}]
 )
 def test_what_an_optimizer_refuses_is_a_mistake_of_the_user(options: dict[str, Any]) -> None:
-    network = ConvNet(channels=1, optimizer=lambda parameters: SGD(parameters, **options))
-    with pytest.raises(OptionError, match=r"^optimizer: "):
-        network.configure_optimizers()
+    with pytest.raises(OptionError, match=r"^optimizer(\.lr)?: "):
+        ConvNet(channels=1, optimizer=partial(SGD, **options))
 
 
 @pytest.mark.usefixtures("conf")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ from lightning_boa.planning import (
 )
 
 
-def test_a_plan_that_was_changed_is_told_as_the_warm_up_made_it_and_what_came_after() -> None:
+def test_a_plan_that_was_changed_is_told_as_the_warm_up_made_it_and_what_came_after(
+    tmp_path: Path,
+) -> None:
     settings = OrchestrationSettings(2, 32, (1, 1), (32, 32))
     begun = Orchestration.begin(settings, 0)
     change = Rebalancing(40, (20, 12), (26, 6), (1.0, 2.0), 0.5, 0.2, 0.16)
@@ -27,7 +30,8 @@ def test_a_plan_that_was_changed_is_told_as_the_warm_up_made_it_and_what_came_af
     strategy: Any = SimpleNamespace(
         plan=changed.plan, orchestration=changed, device_names=("one", "two")
     )
-    report = report_of(SimpleNamespace(strategy=strategy, callback_metrics={}))  # type: ignore[arg-type]
+    trainer: Any = SimpleNamespace(strategy=strategy, callback_metrics={})
+    report = report_of(trainer, tmp_path / "missing.json")
 
     assert report.plan is not None
     assert [rank.boa_rows for rank in report.plan.ranks] == [20, 12]

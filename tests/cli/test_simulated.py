@@ -17,10 +17,20 @@ from lightning_boa.cli.simulated import simulated_cluster
 from lightning_boa.emulation import bytes_of
 from lightning_boa.planning import plan_batches
 from lightning_boa.planning.time_models import scaled
-from lightning_boa.simulation import BackupWorkers, Boa, EqualSplit, Policy, Proportional, compare
+from lightning_boa.simulation import (
+    BackupWorkers,
+    Boa,
+    Cluster,
+    EqualSplit,
+    Policy,
+    Proportional,
+    compare,
+)
 from lightning_boa.simulation.trial import Trial
 
-FILES = {path.stem: path for path in (Path(__file__).parents[2] / "conf/cluster").glob("*.yaml")}
+FILES = {
+    path.stem: path for path in (Path(__file__).parents[2] / "conf/train/cluster").glob("*.yaml")
+}
 EMULATED = sorted(
     name
     for name, path in FILES.items()
@@ -40,9 +50,13 @@ def devices_of(name: str, **options: Any) -> EmulatedDevices:
     return devices
 
 
+def simulated_of(emulated: EmulatedDevices) -> Cluster:
+    return simulated_cluster(emulated.devices, GRADIENT_BYTES, latency=emulated.latency)
+
+
 def median_step_seconds(devices: EmulatedDevices, policies: list[Policy]) -> list[float]:
     """Of steps after a warm-up."""
-    cluster = simulated_cluster(devices, GRADIENT_BYTES)
+    cluster = simulated_of(devices)
     simulated = compare(
         cluster, policies, global_batch_size=ROWS * cluster.workers, steps=2 * SETTLED
     )
@@ -54,7 +68,7 @@ def test_a_simulated_step_lasts_as_long_as_an_emulated_one(name: str) -> None:
     devices = devices_of(name, times=1.7)
     (emulated,) = devices.callbacks("auto")
     assert isinstance(emulated, EmulatedCluster)
-    simulated = simulated_cluster(devices, GRADIENT_BYTES)
+    simulated = simulated_of(devices)
     trial = Trial(simulated, global_batch_size=ROWS * simulated.workers, steps=1, seed=0)
     ranks = range(simulated.workers)
     for rank, rows, step in itertools.product(ranks, (1, 5, ROWS), (0, 49, 50, 90, 160, 500)):
@@ -67,20 +81,20 @@ def test_a_simulated_step_lasts_as_long_as_an_emulated_one(name: str) -> None:
 
 def test_a_device_with_little_memory_runs_several_passes() -> None:
     device = {"name": "little", "seconds_per_sample": 0.01, "overhead": 0.1, "rows_at_once": 8}
-    (model,) = simulated_cluster(EmulatedDevices([device]), GRADIENT_BYTES).time_models
+    (model,) = simulated_of(EmulatedDevices([device])).time_models
     assert model.seconds([8, 16]).tolist() == pytest.approx([0.18, 0.36])
 
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_the_slowest_device_takes_a_few_tenths_of_a_second_for_an_equal_share(name: str) -> None:
-    models = simulated_cluster(devices_of(name), GRADIENT_BYTES).time_models
+    models = simulated_of(devices_of(name)).time_models
     assert 0.2 <= max(float(model.seconds(ROWS)) for model in models) <= 0.4
 
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_boa_is_within_three_per_cent_of_the_optimum(name: str) -> None:
     devices = devices_of(name)
-    cluster = simulated_cluster(devices, GRADIENT_BYTES)
+    cluster = simulated_of(devices)
     (simulated,) = compare(cluster, [Boa()], global_batch_size=ROWS * cluster.workers, steps=200)
     slow = {worker: max(factors) for worker, factors in cluster.throttle.items()}
     last = [
@@ -108,7 +122,7 @@ def test_boa_beats_shares_in_proportion_where_fixed_costs_differ() -> None:
 
 
 def test_one_slow_link_makes_a_step_longer() -> None:
-    cluster = simulated_cluster(devices_of("one_slow_link"), GRADIENT_BYTES)
+    cluster = simulated_of(devices_of("one_slow_link"))
     computing = max(float(model.seconds(ROWS)) for model in cluster.time_models)
     reduced = cluster.links.reduced_by(range(cluster.workers))
     assert reduced.seconds(computing) >= 1.3 * computing

@@ -6,7 +6,7 @@ import pytest
 from hydra.errors import InstantiationException
 from torch.multiprocessing import ProcessRaisedException
 
-from lightning_boa.cli.train import mistake_in
+from lightning_boa.cli.mistakes import mistake_in
 from lightning_boa.errors import OptionError, PlanError
 
 from .conftest import BoaTrain
@@ -66,9 +66,17 @@ def test_ddp_runs_with_the_same_settings(
     [
         ("trainer.devices=9", "trainer.devices: the emulated cluster has 4 devices, got 9"),
         ("data.batch_size=0", "data.batch_size: expected a whole number of at least 1, got 0"),
-        ("strategy.granularity=0", "granularity: expected a whole number of at least 1, got 0"),
+        (
+            "strategy.granularity=0",
+            "strategy.granularity: expected a whole number of at least 1, got 0",
+        ),
+        (
+            "strategy.rebalance=x",
+            "strategy.rebalance: expected one of 'auto', 'epoch', 'off', got 'x'",
+        ),
         ("strategy.batch_sizes=[1,2]", "batch_sizes"),
-        ("~strategy", "strategy: expected one of conf/strategy, got none"),
+        ("strategy=boa_fixed_shares", "strategy.batch_sizes: expected a value, got none"),
+        ("~strategy", "strategy: expected one of conf/shared/strategy, got none"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(

@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from lightning_boa import BoaStrategy
+from lightning_boa.reports.run_record import FILE_NAME, RunRecord
 from tests.processes.ranks import run_ranks
 from tests.processes.training import (
     Outcome,
@@ -58,7 +59,7 @@ class Signalled(Regression):
         return super().training_step(batch, batch_idx)
 
 
-def stop_and_go_on(rank: int, folder: str) -> dict[str, tuple[Outcome, Outcome]]:
+def stop_and_go_on(rank: int, folder: str) -> dict[str, tuple[Outcome, Outcome, str]]:
     found = {}
     for case, ranks in SIGNALLED.items():
         training = with_options(TRAINING, trainer={"accumulate_grad_batches": WINDOW.get(case, 1)})
@@ -68,10 +69,12 @@ def stop_and_go_on(rank: int, folder: str) -> dict[str, tuple[Outcome, Outcome]]
         stopped = Signalled(IN_STEP.get(case, 13), ranks)
         with pytest.raises(SystemExit):
             fit(training, stopped, callbacks=[keeper])
+        record = Path(FILE_NAME)
+        ended = RunRecord.from_json(record.read_bytes()).outcome if rank == 0 else "stopped"
         goes_on = Regression(schedules=False)
         path = str(Path(folder, case, "stopped.ckpt"))
         rest = fit(training, goes_on, ckpt_path=path)
-        found[case] = (outcome(stopped.trainer, stopped), rest)
+        found[case] = (outcome(stopped.trainer, stopped), rest, ended)
     return found
 
 
@@ -104,6 +107,7 @@ def test_all_ranks_stop_before_the_same_step_and_go_on(outcomes: list[Any], case
     rest = [found[case][1] for found in outcomes]
     done = IN_STEP.get(case, 13) + 1
     assert [len(each.seen) for each in stopped] == [done, done]
+    assert [found[case][2] for found in outcomes] == ["stopped", "stopped"]
     done -= done % STEPS_OF_EPOCH % window
     used = rows_of_steps(stopped)[:done] + rows_of_steps(rest)
     assert used == alone.seen

@@ -13,6 +13,10 @@ import pytest
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no reader for TOML")
 
 ROOT = Path(__file__).parents[2]
+PACKAGES_OF_CONF = {
+    "conf/train": "lightning_boa.conf.train",
+    "conf/shared": "hydra_plugins.lightning_boa_conf",
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +28,19 @@ def pyproject() -> dict[str, Any]:
 def test_every_package_is_listed(pyproject: dict[str, Any]) -> None:
     code = {".".join(path.parent.relative_to(ROOT).parts) for path in _inits("lightning_boa")}
     conf = {
-        ".".join(("lightning_boa", *path.parent.relative_to(ROOT).parts)) for path in _inits("conf")
+        ".".join((package, *path.relative_to(ROOT / folder).parts))
+        for folder, package in PACKAGES_OF_CONF.items()
+        for path in ((ROOT / folder), *(ROOT / folder).rglob("*"))
+        if path.is_dir() and path.name != "__pycache__"
     }
-    assert set(pyproject["tool"]["setuptools"]["packages"]) == code | conf
+    others = {"hydra_plugins", "lightning_boa.conf"}
+    assert set(pyproject["tool"]["setuptools"]["packages"]) == code | conf | others
 
 
 def test_every_folder_of_conf_ships_its_files(pyproject: dict[str, Any]) -> None:
-    data = pyproject["tool"]["setuptools"]["package-data"]
-    for path in _inits("conf"):
-        package = ".".join(("lightning_boa", *path.parent.relative_to(ROOT).parts))
-        assert data[package] == ["*.yaml"], package
+    for folder, package in PACKAGES_OF_CONF.items():
+        assert (ROOT / folder / "__init__.py").is_file()
+        assert pyproject["tool"]["setuptools"]["package-data"][package] == ["**/*.yaml"]
 
 
 def test_the_changelog_begins_with_the_present_version() -> None:
@@ -64,8 +71,13 @@ def test_a_wheel_holds_conf_and_the_typing_marker(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "lightning_boa/py.typed" in names
-    for path in (ROOT / "conf").rglob("*.yaml"):
-        assert f"lightning_boa/{path.relative_to(ROOT).as_posix()}" in names
+    assert {f"lightning_boa/reports/html/{name}" for name in ("page.html", "style.css")} <= names
+    assert "hydra_plugins/lightning_boa_search_path.py" in names
+    assert "hydra_plugins/__init__.py" not in names  # other plugins share the folder
+    for folder in ("conf/train", "conf/shared"):
+        package = PACKAGES_OF_CONF[folder].replace(".", "/")
+        for path in (ROOT / folder).rglob("*.yaml"):
+            assert f"{package}/{path.relative_to(ROOT / folder).as_posix()}" in names
 
 
 def _inits(folder: str) -> list[Path]:
@@ -78,5 +90,5 @@ def _copy_sources(target: Path) -> None:
     target.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, target / name)
-    for name in ("lightning_boa", "conf"):
+    for name in ("lightning_boa", "conf", "hydra_plugins"):
         shutil.copytree(ROOT / name, target / name)

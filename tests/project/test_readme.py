@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from lightning_boa import BoaStrategy
+from tests.project.pages import jobs
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -37,33 +37,17 @@ def test_every_option_is_one_of_the_strategy() -> None:
     BoaStrategy(**{name: eval(value) for name, value in options.items()})
 
 
-@pytest.mark.parametrize(
-    ("text", "folder"), [(README, ROOT), (LARGE_BATCHES, ROOT / "docs"), (BASELINES, ROOT / "docs")]
-)
-def test_every_file_and_command_exists(text: str, folder: Path) -> None:
-    for script in re.findall(r"python (benchmarks/\w+\.py)", text):
+def test_every_file_and_command_exists() -> None:
+    for script in re.findall(r"python (benchmarks/\w+\.py)", README):
         assert (ROOT / script).is_file(), script
-    for target in re.findall(r"\]\(((?!http)[^)]+)\)", text):
-        assert (folder / target).exists(), target
+    for target in re.findall(r"\]\(((?!http)[^)]+)\)", README):
+        assert (ROOT / target).exists(), target
 
 
 def overrides() -> list[list[str]]:
-    texts = (README, LARGE_BATCHES, BASELINES)
-    scripts = [block for text in texts for block in blocks("bash", text)]
-    lines = [line.split("#")[0] for script in scripts for line in script.splitlines()]
+    lines = [line.split("#")[0] for script in blocks("bash") for line in script.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("boa-train")]
     return [job for command in commands for job in jobs(command)]
-
-
-def jobs(command: list[str]) -> list[list[str]]:
-    """The overrides of a command, of each job of a sweep."""
-    if "-m" not in command:
-        return [command]
-    choices = [
-        [f"{name}={value}" for value in values.split(",")]
-        for name, values in (part.split("=") for part in command if part != "-m")
-    ]
-    return [list(job) for job in product(*choices)]
 
 
 def test_the_simulation_of_the_baselines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +62,7 @@ def test_the_simulation_of_the_baselines(capsys: pytest.CaptureFixture[str]) -> 
 def test_every_override_composes(given: list[str]) -> None:
     from hydra import compose, initialize_config_module
 
-    with initialize_config_module("lightning_boa.conf", version_base="1.3"):
+    with initialize_config_module("lightning_boa.conf.train", version_base="1.3"):
         assert compose("train", given)["strategy"]
 
 

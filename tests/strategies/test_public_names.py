@@ -23,6 +23,8 @@ OPTIONS = {
     "max_batch_size": None,
     "worker_set": "advise",
     "profile": None,
+    "verbose": True,
+    "record": "auto",
 }
 NAMES = [
     "AsynchronousStrategy",

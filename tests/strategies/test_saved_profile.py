@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lightning_boa.for_pytorch_lightning import BoaStrategy
-from lightning_boa.strategies.saved_profile import installed_software, write_whole
+from lightning_boa.reports.whole_file import write_whole
+from lightning_boa.strategies.saved_profile import installed_software
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""Arguments that `boa plan` and `boa simulate` share, as their help shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import msgspec
+import typer
+
+from lightning_boa.cli.boa.fleet import Network
+from lightning_boa.cli.boa.quantities import (
+    byte_count,
+    bytes_per_second,
+    parameter_count,
+    seconds,
+)
+from lightning_boa.cli.boa.sources import Member, Source
+from lightning_boa.errors import OptionError
+
+BYTES_OF_A_WEIGHT = 4
+ROWS_PER_DEVICE = 16
+
+DEVICES = "Devices"
+NETWORK = "Network"
+OUTPUT = "Output"
+
+SourceArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SOURCE",
+        help="devices.yaml, profile.json of a training, or a cluster that is shipped, such as thesis_8gpu.",
+        show_default=False,
+    ),
+]
+DeviceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        "-d",
+        metavar="NAME=TIME[+FIXED]",
+        help="A device by its time per row, and a fixed time per step: 3090=2.1ms, 2x4090=0.9ms+12ms. Repeatable.",
+        rich_help_panel=DEVICES,
+        show_default=False,
+    ),
+]
+GradientBytesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gradient-bytes",
+        metavar="BYTES",
+        help="Size of all gradients, as in 100MB: communication counts.",
+        rich_help_panel=NETWORK,
+        show_default=False,
+    ),
+]
+ParametersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--parameters",
+        metavar="COUNT",
+        help="The same by the number of weights, 4 bytes each, as in 25M.",
+        rich_help_panel=NETWORK,
+        show_default=False,
+    ),
+]
+BandwidthOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bandwidth",
+        metavar="RATE",
+        help="Of each link that the source does not know, as in 10Gbit/s or 1.25GB/s.",
+        rich_help_panel=NETWORK,
+        show_default=False,
+    ),
+]
+LatencyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--latency",
+        metavar="TIME",
+        help="Of an empty message, as in 20us.",
+        rich_help_panel=NETWORK,
+        show_default=False,
+    ),
+]
+PictureOption = Annotated[
+    str | None,
+    typer.Option(
+        "--picture",
+        metavar="FILE",
+        help='Draws into this file (.png, .svg, .pdf); needs the extra "plot".',
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Prints one JSON document instead of tables.", rich_help_panel=OUTPUT
+    ),
+]
+
+
+def network_of(
+    gradient_bytes: str | None, parameters: str | None, latency: str | None, source: Source
+) -> Network:
+    """What the options say of communication.
+
+    Raises:
+        OptionError: both sizes, or a quantity that is none.
+    """
+    if gradient_bytes is not None and parameters is not None:
+        raise OptionError("--gradient-bytes: expected this or --parameters, got both.")
+    size = 0.0
+    if gradient_bytes is not None:
+        size = byte_count("--gradient-bytes", gradient_bytes)
+    if parameters is not None:
+        size = BYTES_OF_A_WEIGHT * parameter_count("--parameters", parameters)
+    return Network(size, source.latency if latency is None else seconds("--latency", latency))
+
+
+def linked(
+    members: Sequence[Member], bandwidth: str | None, network: Network
+) -> tuple[Member, ...]:
+    """The members with the bandwidth of ``--bandwidth`` where the source gives none.
+
+    Raises:
+        OptionError: a link of unknown bandwidth although communication counts, or one although it does not.
+    """
+    if bandwidth is None:
+        unknown = [each for each in members if not _has_link(each)]
+        if unknown and network.gradient_bytes and len(members) > 1:
+            raise OptionError(
+                "--bandwidth: expected the bandwidth of the links, as in 10Gbit/s, since communication counts, got "
+                f"none for {unknown[0].device.name!r}."
+            )
+        return tuple(members)
+    if not network.gradient_bytes:
+        raise OptionError(
+            "--bandwidth: expected --gradient-bytes or --parameters beside it, got neither."
+        )
+    rate = bytes_per_second("--bandwidth", bandwidth)
+    return tuple(
+        member
+        if _has_link(member)
+        else replace(member, device=msgspec.structs.replace(member.device, bandwidth=rate))
+        for member in members
+    )
+
+
+def _has_link(member: Member) -> bool:
+    return member.device.bandwidth < float("inf")
+
+
+def default_rows(source: Source) -> int:
+    """The global batch where none is given: the source's, or 16 rows for each device."""
+    return source.global_batch_size or ROWS_PER_DEVICE * len(source.members)

@@ -1,0 +1,1 @@
+"""What `boa doctor` looks at: the machine, the software, and a process group under a time limit."""
