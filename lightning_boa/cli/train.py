@@ -68,7 +68,7 @@ def train(config: DictConfig) -> RunReport:
         trainer.test(model, datamodule=data, verbose=False)
     report = report.with_test_figures(trainer.callback_metrics)
     if trainer.is_global_zero:
-        _show(report)
+        show(report, Console())
         _keep(report, Path(config.output_dir), picture=picture)
     return report
 
@@ -109,8 +109,8 @@ def _named_parts(group: DictConfig | None) -> list[Any]:
     return [instantiate(part, _convert_="all") for part in parts if part is not None]
 
 
-def _show(report: RunReport) -> None:
-    console = Console()
+def show(report: RunReport, console: Console) -> None:
+    """Prints the report as tables and lines."""
     if report.plan is not None:
         console.print(plan_table(report.plan))
         if report.plan.gain is not None:

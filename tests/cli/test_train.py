@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hydra.errors import InstantiationException
+from rich.console import Console
 from torch.multiprocessing import ProcessRaisedException
 
 from lightning_boa.cli.mistakes import mistake_in
+from lightning_boa.cli.run_report import RunReport
+from lightning_boa.cli.train import show
 from lightning_boa.errors import OptionError, PlanError
+from lightning_boa.reports import PlanReport, RankReport
 
 from .conftest import BoaTrain
 
@@ -40,16 +46,16 @@ def test_a_short_run_reports_plan_gain_and_accuracy(
         assert words in printed
 
 
-def test_a_slow_link_is_reported_in_one_line(
-    boa_train: BoaTrain, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = boa_train(
-        "cluster=one_slow_link", "+cluster.times=0.3", "trainer.max_epochs=1", "data.batch_size=4"
-    )
-    printed = [line for line in capsys.readouterr().out.splitlines() if "Network: " in line]
-    assert printed == [f"Network: {report['plan']['network']}."]
-    assert printed[0].startswith("Network: the network limits: communication takes ")
-    assert "without 1 of the 4 ranks (2)" in printed[0]
+def test_the_network_is_reported_in_one_line() -> None:
+    network = "the network limits: communication takes 2 of 2.4 s of a step; " + 10 * "and so on "
+    ranks = tuple(RankReport(rank, "slow link", 4, 4) for rank in range(2))
+    printed = io.StringIO()
+    report = RunReport("BoaStrategy", ("a", "b"), PlanReport(ranks, network=network))
+    show(report, Console(file=printed, width=80))
+    assert f"Network: {network}." in printed.getvalue().splitlines()
+    printed.truncate(0)
+    show(replace(report, plan=PlanReport(ranks)), Console(file=printed, width=80))
+    assert "Network" not in printed.getvalue()
 
 
 def test_ddp_runs_with_the_same_settings(

@@ -17,6 +17,7 @@ from tests.processes.training import (
     Regression,
     Training,
     loaders,
+    logged_values,
     quiet,
     trainer_options,
     with_options,
@@ -105,7 +106,7 @@ def _play(scene: Scene, training: Training, made: list[Any], **options: Any) -> 
         seen=module.seen,
         steps=trainer.global_step,
         epochs=trainer.current_epoch,
-        metrics={name: float(value) for name, value in trainer.callback_metrics.items()},
+        metrics=logged_values(trainer),
         last_lr=trainer.optimizers[0].param_groups[0]["lr"],
         kept=getattr(module, "kept", None),
     )

@@ -13,7 +13,14 @@ from torchmetrics import CatMetric, MeanMetric, SumMetric
 
 from lightning_boa import BoaStrategy
 from tests.processes.ranks import run_ranks
-from tests.processes.training import NumberedRows, Regression, Training, quiet, trainer_options
+from tests.processes.training import (
+    NumberedRows,
+    Regression,
+    Training,
+    logged_values,
+    quiet,
+    trainer_options,
+)
 
 ROWS = (97, 5, 2)
 
@@ -106,7 +113,7 @@ def evaluate_with(strategy: Any, ranks: int) -> dict[Any, Any]:
 
 
 def numbers(trainer: pl.Trainer) -> dict[str, float]:
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return logged_values(trainer)
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ from tests.processes.training import (
     NumberedRows,
     Regression,
     Training,
+    logged_values,
     quiet,
     relative_error,
     trainer_options,
@@ -443,7 +444,7 @@ def evaluation_of_rows_and_a_stream(rank: int) -> dict[bool, dict[str, float]]:
         ]
         trainer = trainer_with(BoaStrategy())
         trainer.validate(MeanOfRows(), loaders[:: -1 if stream_first else 1], verbose=False)
-        found[stream_first] = {k: float(each) for k, each in trainer.callback_metrics.items()}
+        found[stream_first] = logged_values(trainer)
     return found
 
 
@@ -551,7 +552,7 @@ def evaluation_of_streams(rank: int) -> dict[Any, Any]:
             streams = [DataLoader(Shard(rank, ends[rank]), batch_size=4)]
             streams += [DataLoader(Shard(rank, end), batch_size=4) for end in ends[RANKS:]]
             refused = refusal(lambda: trainer.validate(module, streams, verbose=False))  # noqa: B023
-            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            metrics = logged_values(trainer)
             found[ends, exchange] = refused, module.seen, metrics
     return found
 

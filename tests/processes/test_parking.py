@@ -21,6 +21,7 @@ from tests.processes.training import (
     Regression,
     Training,
     loaders,
+    logged_values,
     outcome,
     quiet,
     relative_error,
@@ -125,7 +126,7 @@ class Keeps(pl.Callback):
         self.steps.append({name: float(logged[name]) for name in logged if name.endswith("_step")})
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        self.epochs.append({name: float(each) for name, each in trainer.callback_metrics.items()})
+        self.epochs.append(logged_values(trainer))
 
 
 def fit(
@@ -201,7 +202,7 @@ def never_with_rows(rank: int) -> tuple[list[int], dict[str, float]]:
         strategy=Parks({0: (0, 14, 10)}), devices=RANKS, **trainer_options(training)
     )
     trainer.fit(module := Evaluated(), *loaders(training, 8))
-    return module.validated, {name: float(each) for name, each in trainer.callback_metrics.items()}
+    return module.validated, logged_values(trainer)
 
 
 def late_collective(rank: int) -> str:

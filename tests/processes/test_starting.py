@@ -23,6 +23,7 @@ from tests.processes.training import (
     NumberedRows,
     Regression,
     Training,
+    logged_values,
     quiet,
     relative_error,
     trainer_options,
@@ -78,7 +79,7 @@ def weights_of(module: pl.LightningModule) -> list[Tensor]:
 
 
 def metrics_of(trainer: pl.Trainer) -> dict[str, float]:
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return logged_values(trainer)
 
 
 def fit_twice(make: Callable[..., pl.Trainer], data: DataLoader[Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from tests.processes.training import (
     NumberedRows,
     Regression,
     Training,
+    logged_values,
     quiet,
     relative_error,
     trainer_options,
@@ -315,7 +316,7 @@ class TwoLoaders(Regression):
 
 
 def outcome_metrics(trainer: pl.Trainer) -> dict[str, float]:
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return logged_values(trainer)
 
 
 def averaged_weights(rank: int) -> int:

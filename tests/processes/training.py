@@ -191,10 +191,19 @@ def outcome(trainer: pl.Trainer, module: Regression) -> Outcome:
         weights=[parameter.detach().clone() for parameter in module.parameters()],
         seen=module.seen,
         steps=trainer.global_step,
-        metrics={name: float(value) for name, value in trainer.callback_metrics.items()},
+        metrics=logged_values(trainer),
         plan=() if plan is None else plan.batch_sizes,
         last_lr=trainer.optimizers[0].param_groups[0]["lr"],
     )
+
+
+def logged_values(trainer: pl.Trainer) -> dict[str, float]:
+    """What the module has logged, without the figures of boa."""
+    return {
+        name: float(value)
+        for name, value in trainer.callback_metrics.items()
+        if not name.startswith("boa/")
+    }
 
 
 def relative_error(ours: list[Tensor], theirs: list[Tensor]) -> float:
