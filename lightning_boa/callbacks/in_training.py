@@ -38,6 +38,7 @@ class IsSeen(Protocol):
     device_names: tuple[str, ...]
     orchestration: Orchestration | None
     network: NetworkFindings | None
+    record_path: Path | None
 
     @property
     def schedule(self) -> Schedule | None: ...
@@ -89,7 +90,7 @@ class InTraining:
         self._write_from = 0.0
         self._has_warned = False
         self._has_shown_plan = False
-        self._path = _place_of_record(trainer, strategy.record)
+        self._path = strategy.record_path = _place_of_record(trainer, strategy.record)
         self._history: RunHistory | None = None
         if trainer.is_global_zero:
             first_step = trainer.fit_loop.total_batch_idx + 1
@@ -176,7 +177,7 @@ class InTraining:
     def _where(self) -> str:
         if self._path is None or self._has_warned:
             return ""
-        return f"What was measured is in {self._path}: boa report shows it."
+        return f"What was measured is in {_from_here(self._path)}: boa report shows it."
 
     def _training(self, schedule: Schedule) -> Training:
         strategy = self._strategy
@@ -262,6 +263,12 @@ def _place_of_record(trainer: Any, record: str | None) -> Path | None:
         return path / FILE_NAME if path.is_dir() else path
     folder = str(trainer.log_dir or trainer.default_root_dir)
     return None if "://" in folder else Path(folder).absolute() / FILE_NAME
+
+
+def _from_here(path: Path) -> Path:
+    """The path as a command in this process's folder would name it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _read(path: Path) -> RunRecord | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import hypot
 
 import numpy as np
 
@@ -81,8 +82,8 @@ def _of_the_devices(orchestration: Orchestration, equal: SplitMeasurement) -> st
     fixed = _fixed_share(orchestration, slowest, equal.batch_sizes)
     if fixed > DOMINANT:
         return (
-            f"the batch is too small: {fixed:.0%} of what the slowest device (rank {slowest}) computes in a step"
-            " does not depend on its rows; a larger global batch would gain more"
+            f"the batch is too small: at least {fixed:.0%} of what the slowest device (rank {slowest}) computes in a"
+            " step does not depend on its rows; a larger global batch would gain more"
         )
     return ""
 
@@ -92,12 +93,16 @@ def _in_multiples(granularity: int) -> str:
 
 
 def _fixed_share(orchestration: Orchestration, rank: int, batch_sizes: Sequence[int]) -> float:
-    """The part of a rank's seconds under the equal split that it takes for a single row too; 0 where noise hides it."""
+    """The part of a rank's seconds under the equal split that it surely takes for a single row too; 0 where noise hides
+    it, which grows with the way from the measured sizes to a single row."""
     fit = orchestration.fits[rank]
     if fit is None or len(fit.batch_sizes) < 2 or fit.relative_error > SURE_ENOUGH:
         return 0.0
+    sizes = fit.batch_sizes
     one, all_rows = fit.model.seconds([1, batch_sizes[rank]]).tolist()
-    return float(one / all_rows) if all_rows else 0.0
+    way = (max(sizes) - 1) / (max(sizes) - min(sizes))
+    errors = hypot(*(way * fit.median_error(size) for size in (min(sizes), max(sizes))))
+    return max(0.0, float(one / all_rows) - LIKELY_ERRORS * errors) if all_rows else 0.0
 
 
 def _of_the_gain(orchestration: Orchestration, gain: float | None, gain_error: float) -> str:

@@ -39,7 +39,7 @@ class Rebalancing:
         fastest = min(range(len(self.scales)), key=self.scales.__getitem__)
         slower, faster = self.scales[slowest], 1 / self.scales[fastest]
         if slower * faster - 1 < self.expected_gain:
-            return "all ranks are about as fast as their first measurements say again"
+            return "all ranks are about as fast as their first measurements say"
         if slower >= faster:
             return f"rank {slowest} takes {slower:.2f} times as long as its first measurement says, beside the others"
         return f"rank {fastest} is {faster:.2f} times as fast as its first measurement says, beside the others"

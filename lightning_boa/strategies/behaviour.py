@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.distributed as dist
@@ -177,6 +178,7 @@ class BoaBehaviour(_Base):
         self.clock = StepClock(rank=0)
         self.memory: MemoryProfile | None = None
         self.network: NetworkFindings | None = None
+        self.record_path: Path | None = None
         self._measures_memory = False
         self._some_memory_is_measured = False
         self._seed: int | None = None

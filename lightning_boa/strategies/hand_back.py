@@ -13,7 +13,7 @@ else:
     _Base = object
 
 ENDED_BY_SIGTERM = 143
-KEPT = ("orchestration", "device_names", "fixed_schedule", "network")
+KEPT = ("orchestration", "device_names", "fixed_schedule", "network", "record_path")
 
 
 class HandsBackResults(_Base):

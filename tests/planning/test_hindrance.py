@@ -22,14 +22,19 @@ MIXED = (LinearTime(0.01, 0.001), LinearTime(0.01, 0.003))
 
 
 def warmed_up(
-    models: Sequence[TimeModel], rows: int = 64, noise: float = 0.0, steps: int = 80, **options: int
+    models: Sequence[TimeModel],
+    rows: int = 64,
+    noise: float = 0.0,
+    steps: int = 80,
+    seed: int = 1,
+    **options: int,
 ) -> Orchestration:
     """The state after so many steps on devices that take what the models say."""
     ranks = len(models)
     settings = OrchestrationSettings(
         ranks, rows, (options.get("granularity", 1),) * ranks, (rows,) * ranks, **options
     )
-    state, random, pending = Orchestration.begin(settings, 0), np.random.default_rng(1), []
+    state, random, pending = Orchestration.begin(settings, 0), np.random.default_rng(seed), []
     for step in range(steps):
         split = state.schedule.plan_at(step).batch_sizes
         seconds = [
@@ -79,6 +84,13 @@ def test_fixed_costs_that_dominate() -> None:
     assert "the batch is too small" in said
     assert "the slowest device (rank 1)" in said
     assert "9" in said.partition("%")[0]
+
+
+def test_fixed_costs_that_noise_has_made_up_are_not_told() -> None:
+    alike = (LinearTime(0.001, 0.001), LinearTime(0.001, 0.0013))
+    for seed in range(60):
+        state = warmed_up(alike, noise=0.1, seed=seed)
+        assert "does not depend on its rows" not in hindrance(state, gain=1.01, gain_error=0.02)
 
 
 def test_too_few_rows_to_share() -> None:

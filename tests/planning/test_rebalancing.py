@@ -45,7 +45,7 @@ def test_the_reason_names_the_rank_that_became_faster():
 def test_the_reason_of_a_recovery_names_no_rank():
     change = replace(CHANGE, scales=(1.01, 1.0, 1.0, 0.99), expected_gain=0.3)
     assert change.reason == (
-        "all ranks are about as fast as their first measurements say again; "
+        "all ranks are about as fast as their first measurements say; "
         "a step is predicted to be 30% faster"
     )
 

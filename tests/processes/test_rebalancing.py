@@ -428,7 +428,7 @@ def test_a_device_that_recovers_gets_its_rows_back(found: Any, name: str) -> Non
     assert last == pytest.approx(slowed.batch_sizes_before, abs=1)
     seconds = step_seconds(RECOVERING, recovered.step, last)
     assert RECOVERING.optimum(recovered.step) == pytest.approx(seconds)
-    assert "as fast as their first measurements say again" in recovered.reason
+    assert "as fast as their first measurements say" in recovered.reason
 
 
 def test_a_checkpoint_keeps_the_watch_and_what_it_has_decided(found: Any, folder: str) -> None:

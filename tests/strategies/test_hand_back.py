@@ -8,6 +8,7 @@ import pytest
 
 from lightning_boa.planning import NetworkFindings, Schedule, equal_split
 from lightning_boa.strategies import HandsBackResults
+from lightning_boa.strategies.hand_back import KEPT
 
 
 class Launcher:
@@ -29,7 +30,7 @@ class OurLauncher(HandsBackResults, Launcher):
 
 
 def trainer(**strategy: Any) -> Any:
-    kept = {"orchestration": None, "device_names": (), "fixed_schedule": None, "network": None}
+    kept = dict.fromkeys(KEPT) | {"device_names": ()}
     return SimpleNamespace(
         metrics=b"", strategy=SimpleNamespace(**{**kept, "clock": object(), **strategy})
     )
@@ -76,7 +77,6 @@ def test_the_main_process_learns_that_a_rank_has_ended(
 
 def test_what_is_handed_back_exists_on_the_strategy() -> None:
     from lightning_boa.for_pytorch_lightning import BoaStrategy
-    from lightning_boa.strategies.hand_back import KEPT
 
     strategy = BoaStrategy()
     assert [name for name in KEPT if not hasattr(strategy, name)] == []
