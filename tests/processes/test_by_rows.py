@@ -27,6 +27,8 @@ from tests.processes.training import (
 )
 from tests.processes.virtual_time import MeasuresVirtualTime, emulated
 
+pytestmark = pytest.mark.full
+
 RANKS = 3
 ROWS = 24
 STEPS = 15

@@ -12,6 +12,8 @@ from tests.processes.ranks import run_ranks
 from tests.processes.scenes import SHARES, Played, Scene, play_all, play_alone
 from tests.processes.training import Regression, Training, relative_error, with_options
 
+pytestmark = pytest.mark.full
+
 PLAIN = with_options(Scene().training, validation_rows=20)
 
 

@@ -28,6 +28,8 @@ from tests.processes.test_surface import RANKS, WithRate, loader, trainer_with
 from tests.processes.training import Regression
 from tests.processes.virtual_time import MeasuresVirtualTime, VirtualTime, emulated
 
+pytestmark = pytest.mark.full
+
 STEPS = 60
 ROWS = {f"boa/rank{rank}/rows" for rank in range(RANKS)}
 OF_RANKS = ROWS | {f"boa/rank{rank}/idle_share" for rank in range(RANKS)}

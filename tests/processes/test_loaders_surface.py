@@ -37,6 +37,8 @@ from tests.processes.training import (
     trainer_options,
 )
 
+pytestmark = pytest.mark.full
+
 RANKS = 2
 DATA = 200
 Steps = list[list[int]]

@@ -42,6 +42,8 @@ from tests.processes.training import (
     with_options,
 )
 
+pytestmark = pytest.mark.full
+
 PLAIN = Scene().training
 SINGLE = with_options(PLAIN, single=True)
 

@@ -42,6 +42,8 @@ from tests.processes.training import (
     with_options,
 )
 
+pytestmark = pytest.mark.full
+
 RANKS = 3
 BATCH_SIZE = 4
 LEARNING_RATE, MOMENTUM, CLIPPED_AT = 0.05, 0.9, 0.4

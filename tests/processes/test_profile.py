@@ -32,6 +32,8 @@ from tests.processes.training import (
 )
 from tests.processes.virtual_time import VirtualTime
 
+pytestmark = pytest.mark.full
+
 RANKS = 3
 ROWS = 60
 TRAINING = Training(rows=ROWS * 40 + 7, global_batch_size=ROWS, epochs=1)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 SCRIPT = """
 import json
 import sys

@@ -33,6 +33,8 @@ from tests.processes.training import (
 )
 from tests.processes.virtual_time import MeasuresVirtualTime, emulated
 
+pytestmark = pytest.mark.full
+
 RANKS = 2
 
 
