@@ -14,6 +14,7 @@ import argparse
 import pytorch_lightning as pl
 import torch
 from lightning_boa import BoaStrategy, EmulatedCluster
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -114,23 +115,32 @@ def emulated(devices: int) -> EmulatedCluster:
     return EmulatedCluster(seconds_per_sample=seconds, overhead=0.002, names=names)
 
 
+def count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--devices", type=count, default=2)
     parser.add_argument("--strategy", default="boa_find_unused_parameters_true")
     parser.add_argument("--accelerator", default="cpu", help="cpu emulates devices of two speeds")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=count, default=12)
     arguments = parser.parse_args()
 
     callbacks = [emulated(arguments.devices)] if arguments.accelerator == "cpu" else []
-    trainer = pl.Trainer(
-        accelerator=arguments.accelerator,
-        devices=arguments.devices,
-        strategy=arguments.strategy,
-        callbacks=callbacks,
-        max_epochs=arguments.epochs,
-        log_every_n_steps=10,
-    )
+    try:
+        trainer = pl.Trainer(
+            accelerator=arguments.accelerator,
+            devices=arguments.devices,
+            strategy=arguments.strategy,
+            callbacks=callbacks,
+            max_epochs=arguments.epochs,
+            log_every_n_steps=10,
+        )
+    except (ImportError, TypeError, ValueError, MisconfigurationException) as error:
+        parser.error(" ".join(str(error).split()))
     pl.seed_everything(1)
     model, real = DigitsGan(), digits()
     untrained = DigitsGan()

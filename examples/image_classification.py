@@ -16,6 +16,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_boa import BoaStrategy, EmulatedCluster
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -123,15 +124,24 @@ def print_rows(strategy: object) -> None:
         print(f"rows per device: {strategy.plan.batch_sizes}")
 
 
+def count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=3)
+    parser.add_argument("--devices", type=count, default=3)
     parser.add_argument("--strategy", default="boa")
     parser.add_argument("--accelerator", default="cpu", help="cpu emulates devices of three speeds")
     arguments = parser.parse_args()
 
     pl.seed_everything(1)
-    first = new_trainer(arguments, max_steps=STOP_AT_STEP)
+    try:
+        first = new_trainer(arguments, max_steps=STOP_AT_STEP)
+    except (ImportError, TypeError, ValueError, MisconfigurationException) as error:
+        parser.error(" ".join(str(error).split()))
     first.fit(ResNet8(), *digits_loaders())
     checkpoint = first.checkpoint_callback.best_model_path
     if first.is_global_zero:

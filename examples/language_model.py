@@ -15,6 +15,7 @@ from pydoc_data.topics import topics
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning_boa import BoaStrategy, EmulatedCluster
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -114,12 +115,18 @@ def emulated(devices: int) -> EmulatedCluster:
     return EmulatedCluster(seconds_per_sample=seconds, overhead=0.002, names=names)
 
 
+def count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", type=int, default=3)
+    parser.add_argument("--devices", type=count, default=3)
     parser.add_argument("--strategy", default="boa")
     parser.add_argument("--accelerator", default="cpu", help="cpu emulates devices of three speeds")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=count, default=3)
     parser.add_argument("--check", action="store_true", help="train on one device too, and compare")
     arguments = parser.parse_args()
 
@@ -133,9 +140,12 @@ def main() -> None:
 
     L.seed_everything(1)
     model = LanguageModel(plain_sgd=arguments.check)
-    trainer = L.Trainer(
-        devices=arguments.devices, strategy=arguments.strategy, callbacks=callbacks, **options
-    )
+    try:
+        trainer = L.Trainer(
+            devices=arguments.devices, strategy=arguments.strategy, callbacks=callbacks, **options
+        )
+    except (ImportError, TypeError, ValueError, MisconfigurationException) as error:
+        parser.error(" ".join(str(error).split()))
     trainer.fit(model, *loaders(BATCH_SIZE, shuffle=not arguments.check))
     if not trainer.is_global_zero:
         return

@@ -12,7 +12,15 @@ from torchmetrics.classification import MulticlassAccuracy
 class Digits(pl.LightningModule):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 64, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(64 * 4 * 4, 10),
+        )
         self.accuracy = MulticlassAccuracy(10, average="micro")
 
     def training_step(self, batch, batch_idx):
@@ -33,7 +41,8 @@ class Digits(pl.LightningModule):
 def main():
     pl.seed_everything(1)
     digits = load_digits()
-    rows = TensorDataset(torch.tensor(digits.data / 16).float(), torch.tensor(digits.target))
+    pictures = torch.tensor(digits.images / 16).float()[:, None]
+    rows = TensorDataset(pictures, torch.tensor(digits.target))
     train, validation = torch.utils.data.random_split(rows, [1472, 325])
 
     trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=3)

@@ -58,9 +58,20 @@ class BackupWorkersBehaviour(ThroughServerBehaviour):
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
-        if self.backups >= self.world_size:
+        self._check_for(self.world_size)
+
+    def check_before_ranks(self, ranks: int, batch_size: int) -> None:
+        """Refuse, before any rank is started, what ranks would refuse.
+
+        Raises:
+            OptionError: no gradient would enter.
+        """
+        self._check_for(ranks)
+
+    def _check_for(self, ranks: int) -> None:
+        if self.backups >= ranks:
             raise OptionError(
-                f"backups: expected fewer than the {self.world_size} ranks, got {self.backups}, so that no"
+                f"backups: expected fewer than the {ranks} ranks, got {self.backups}, so that no"
                 " gradient would enter."
             )
 

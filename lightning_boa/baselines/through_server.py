@@ -25,6 +25,7 @@ from lightning_boa.emulation import EmulatedClusterBehaviour, rows_of_batch
 from lightning_boa.errors import OptionError, UnsupportedError
 from lightning_boa.profiling import check_same
 from lightning_boa.strategies import process_group, roll_call, trainer_seam
+from lightning_boa.strategies.meeting_place import refuse_elsewhere
 from lightning_boa.strategies.roll_call import RollCall
 from lightning_boa.wrong_lightning import refuse_mix
 
@@ -105,6 +106,7 @@ class ThroughServerBehaviour(_Base):
     def set_world_ranks(self) -> None:
         refuse_mix(self, self.accelerator)
         super().set_world_ranks()
+        refuse_elsewhere(self)
 
     @override
     def connect(self, model: Any) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Protocol
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -139,18 +140,26 @@ class InTraining:
     def end(self) -> None:
         """The training is over."""
         state = self._strategy.orchestration
-        record = self.write("finished")
-        if record is None or (state is not None and state.phase == "warmup"):
-            return
-        if state is not None and state.exchange_after is not None and not state.changes_always:
+        if (
+            state is not None
+            and state.phase == "planned"
+            and state.exchange_after is not None
+            and not state.changes_always
+        ):
             self._show_plan()
-        self._show(summary(record), self._where)
+        self._conclude(self.write("finished"))
 
     def fail(self, error: BaseException) -> None:
         """The training ends early: by a signal, or with an error."""
-        stops = isinstance(error, KeyboardInterrupt) or type(error).__name__ == "SIGTERMException"
-        words = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_OUTCOME]
-        self.write("stopped" if stops else words)
+        if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "SIGTERMException":
+            self._conclude(self.write("stopped"))
+        else:
+            self.write(outcome_of(error))
+
+    def _conclude(self, record: RunRecord | None) -> None:
+        state = self._strategy.orchestration
+        if record is not None and (state is None or state.phase == "planned"):
+            self._show(summary(record), self._where)
 
     def write(self, outcome: str = "running") -> RunRecord | None:
         """Bring the file up to date; the record on rank 0. What cannot be written is told once."""
@@ -161,7 +170,6 @@ class InTraining:
         record = self._history.record(self._training(schedule), outcome, self._last_step)
         if self._path is not None:
             try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(self._path, record.to_json())
             except OSError as error:
                 self._warn(error)
@@ -245,6 +253,13 @@ class InTraining:
                 f"boa: the record of this training cannot be written, and the training goes on: {error}. Name another"
                 " place (record=…), or none (record=None)."
             )
+
+
+def outcome_of(error: BaseException) -> str:
+    """Which rank failed, where ours is the line of the error that says so; else the error."""
+    _, is_known, cause = str(error).rpartition("\nboa: ")
+    words = cause if is_known else f"{type(error).__name__}: {error}"
+    return shorten(words, LONGEST_OUTCOME, placeholder=" …")
 
 
 def _left_out(plan: PlanReport) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, TypeVar
@@ -23,6 +23,8 @@ _WORDS = {
     "array": "a list",
     "null": "nothing",
 }
+_KEYS = {"throttle": "step"}
+KEYS_SHOWN = 4
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
@@ -48,6 +50,11 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
+def with_its_stop(sentence: str) -> str:
+    """The sentence with a full stop, unless it ends in a mark already."""
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+
+
 def nearest(name: str, names: Collection[str]) -> str:
     """The end of a sentence: "; did you mean …?" where one of ``names`` is like ``name``, else a full stop."""
     by_lower = {each.lower(): each for each in names}
@@ -57,7 +64,8 @@ def nearest(name: str, names: Collection[str]) -> str:
 
 def _sentence(message: str, values: object, place: str, fields: Collection[str]) -> str:
     told, _, path = message.partition(" - at ")
-    path = path.replace("`key` in ", "").strip("`").removeprefix("$").removesuffix("[...]")
+    is_key = path.startswith("`key` in ")
+    path = path.removeprefix("`key` in ").strip("`").removeprefix("$").removesuffix("[...]")
     where = f"{place}{path}" if path.startswith("[") else f"{place}: {path[1:]}"
     where = where if path else place
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", told)
@@ -70,8 +78,14 @@ def _sentence(message: str, values: object, place: str, fields: Collection[str])
     told = re.sub(r"`([^`]+)`", _in_words, told)
     if not told.startswith("Expected "):
         return f"{where}: {told}"
-    came = "" if ", got " in told else f", got {shown(_value_at(values, path))}"
-    return f"{where}: {told[0].lower()}{told[1:]}{came}."
+    expected, _, kind = told.removeprefix("Expected ").partition(", got ")
+    value = _value_at(values, path)
+    if is_key and isinstance(value, Mapping):
+        field = path.rpartition(".")[2]
+        came = ", ".join(map(shown, list(value)[:KEYS_SHOWN]))
+        return f"{where}: expected each {_KEYS.get(field, 'key')} to be {expected}, got {came}."
+    came = kind if kind and isinstance(value, Mapping | list | None) else shown(value)
+    return f"{where}: expected {expected}, got {came}."
 
 
 def _in_words(kinds: re.Match[str]) -> str:

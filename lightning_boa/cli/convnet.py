@@ -14,11 +14,13 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_boa.cli.framework import LightningModule
 from lightning_boa.cli.optimization import BatchScaling, new_optimizer
 from lightning_boa.cli.options import whole_number
+from lightning_boa.errors import OptionError
 
 if TYPE_CHECKING:
     from pytorch_lightning.utilities.types import OptimizerLRScheduler
 
 CLASSES = 10
+NESTEROV = partial(SGD, lr=0.1, momentum=0.9, nesterov=True)
 
 
 class ConvNet(LightningModule):
@@ -26,8 +28,8 @@ class ConvNet(LightningModule):
 
     Args:
         channels: of the first layer; the second has twice as many.
-        optimizer: makes the optimizer of the parameters; by default SGD with momentum.
-        scaling: of its learning rate with the global batch; by default none.
+        optimizer: makes the optimizer of the parameters; SGD with momentum unless given.
+        scaling: of its learning rate with the global batch; none unless given.
 
     Raises:
         OptionError: an option out of range, or what the optimizer itself refuses.
@@ -36,12 +38,21 @@ class ConvNet(LightningModule):
     def __init__(
         self,
         channels: int = 8,
-        optimizer: Callable[[Iterator[nn.Parameter]], Optimizer] | None = None,
+        optimizer: Callable[[Iterator[nn.Parameter]], Optimizer] = NESTEROV,
         scaling: BatchScaling | None = None,
     ) -> None:
         super().__init__()
         whole_number("model.channels", channels, least=1)
-        self.make_optimizer = optimizer or partial(SGD, lr=0.1, momentum=0.9, nesterov=True)
+        if not callable(optimizer):
+            raise OptionError(
+                "model.optimizer: expected what makes an optimizer of parameters, as optimizer=sgd chooses it, got"
+                f" {optimizer!r}."
+            )
+        if not isinstance(scaling, BatchScaling | None):
+            raise OptionError(
+                f"model.scaling: expected what scaling=linear chooses, or null, got {scaling!r}."
+            )
+        self.make_optimizer = optimizer
         self.scaling = scaling or BatchScaling()
         self.layers = nn.Sequential(
             nn.Conv2d(1, channels, kernel_size=3, padding=1),

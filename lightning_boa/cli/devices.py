@@ -88,6 +88,16 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.batch_sizes is not None
 
     @property
+    def is_falling(self) -> bool:
+        """Whether more rows were measured to take less time, which its time model evens out."""
+        if self.batch_sizes is None or self.seconds is None:
+            return False
+        rising = [
+            seconds for _, seconds in sorted(zip(self.batch_sizes, self.seconds, strict=True))
+        ]
+        return rising != sorted(rising)
+
+    @property
     def time_model(self) -> TimeModel:
         """Seconds of a share of some rows, in passes where the memory holds fewer of them."""
         one: TimeModel

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 
 from hydra.errors import (
     ConfigCompositionException,
@@ -20,6 +21,7 @@ from hydra.errors import (
 from omegaconf.errors import OmegaConfBaseException
 from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 
+from lightning_boa.cli.checked import with_its_stop
 from lightning_boa.cli.framework import MisconfigurationException
 from lightning_boa.errors import BoaError
 
@@ -28,6 +30,7 @@ LOST_WORKER = 1
 PATIENCE_SECONDS = 10.0
 POLL_SECONDS = 0.05
 FULL_ERROR = "HYDRA_FULL_ERROR"
+JOB = "_job"
 _IN_A_CHILD = re.compile(
     r"^(?:lightning_boa\.errors|lightning(?:_fabric|\.fabric)\.utilities\.exceptions)\.\w+: (.+)\Z",
     re.M | re.S,
@@ -51,7 +54,7 @@ def mistakes_in_one_sentence() -> Iterator[None]:
         _log.debug("The error in full", exc_info=True)
         is_mine = _rank_0_is_silent(began_under) if mistake else _tells_of_the_lost(error, sentence)
         if is_mine:
-            print(f"boa-train: {_with_its_stop(sentence)}", file=sys.stderr)
+            print(f"boa-train: {with_its_stop(sentence)}", file=sys.stderr)
         raise SystemExit(USER_MISTAKE if mistake else LOST_WORKER) from None
 
 
@@ -69,6 +72,15 @@ def mistakes_on_the_command_line() -> Iterator[None]:
             raise
         print(
             f"boa-train: {group}: expected one of the names that boa-train --help lists, got null.",
+            file=sys.stderr,
+        )
+        raise SystemExit(USER_MISTAKE) from error
+    except OSError as error:
+        if _has_begun(error):
+            raise
+        print(
+            "boa-train: hydra.run.dir (hydra.sweep.dir in a sweep): expected a folder in which files can be written,"
+            f" got {error.filename} ({error.strerror}). Name another one.",
             file=sys.stderr,
         )
         raise SystemExit(USER_MISTAKE) from error
@@ -134,12 +146,13 @@ def _mistake_in_a_target(said: str) -> str | None:
     return f"{key.group(1)}.{strange.group(2)}: is no option of {strange.group(1)}. Leave it out."
 
 
-def _with_its_stop(sentence: str) -> str:
-    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
-
-
 def _lines(error: BaseException) -> list[str]:
     return [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+
+
+def _has_begun(error: BaseException) -> bool:
+    """Whether it comes from the job, and not from what Hydra does before it."""
+    return any(frame.f_code.co_name == JOB for frame, _ in walk_tb(error.__traceback__))
 
 
 def _group_without_a_name(arguments: list[str]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from lightning_boa.cli.before_ranks import (
+    check_known_to_the_strategy,
+    check_output_places,
+    lightning_waits,
+)
 from lightning_boa.cli.clusters import Cluster
 from lightning_boa.cli.framework import seed_everything
+from lightning_boa.cli.launch_variables import refuse_slurm_without_srun
 from lightning_boa.cli.mistakes import mistakes_in_one_sentence, mistakes_on_the_command_line
 from lightning_boa.cli.options import whole_number, yes_or_no
 from lightning_boa.cli.run_report import RunReport, report_of
@@ -24,6 +31,7 @@ from lightning_boa.cli.trainer_options import check_trainer_options, new_trainer
 from lightning_boa.errors import OptionError
 from lightning_boa.reports import comparison_table, plan_table, rebalancing_table
 from lightning_boa.reports.run_record import FILE_NAME, IN_LOG_FOLDER
+from lightning_boa.strategies.meeting_place import refuse_elsewhere
 
 BOA = "lightning_boa.BoaStrategy"
 LARGEST_SEED = 2**32 - 1
@@ -47,20 +55,25 @@ def train(config: DictConfig) -> RunReport:
     seed = whole_number("seed", config.seed, least=0, most=LARGEST_SEED)
     picture = yes_or_no("picture", config.picture)
     check_trainer_options(config.trainer)
+    refuse_slurm_without_srun(os.environ, config.trainer.get("devices"))
+    check_output_places(config)
     seed_everything(seed, workers=True, verbose=False)
     cluster: Cluster = instantiate(config.cluster, _convert_="all")
     cluster.prepare_process()
     data = instantiate(config.data, _convert_="all")
     model = instantiate(config.model, _convert_="all")
-    trainer = new_trainer(
-        instantiate(config.trainer, _convert_="all", _partial_=True),
-        devices=cluster.devices_for(config.trainer.devices),
-        strategy=_strategy(config),
-        callbacks=[
-            *cluster.callbacks(config.trainer.devices),
-            *_named_parts(config.callbacks),
-        ],
-    )
+    with lightning_waits():
+        trainer = new_trainer(
+            instantiate(config.trainer, _convert_="all", _partial_=True),
+            devices=cluster.devices_for(config.trainer.devices),
+            strategy=_strategy(config),
+            callbacks=[
+                *cluster.callbacks(config.trainer.devices),
+                *_named_parts(config.callbacks),
+            ],
+        )
+        check_known_to_the_strategy(trainer, data)
+    refuse_elsewhere(trainer.strategy)  # strategy=ddp does not ask itself
     with _quiet_about_what_the_demo_means_to_do():
         trainer.fit(model, datamodule=data)
         report = report_of(trainer, _record_in(config))
@@ -95,6 +108,7 @@ def _said_at_the_end(config: DictConfig) -> dict[str, object]:
     """Options of the strategy that leave it to this command to show what a training has gained."""
     if config.strategy.get("_target_") != BOA:
         return {}
+    yes_or_no("strategy.verbose", config.strategy.get("verbose", True))
     record = config.strategy.get("record", IN_LOG_FOLDER)
     here = str(_record_in(config))
     return {"verbose": False, "record": here if record == IN_LOG_FOLDER else record}

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_boa.errors import MeasurementError, PlanError
-from lightning_boa.planning.bounds import Grid, check_feasible, positive_integer
+from lightning_boa.planning.bounds import MOST_ROWS, Grid, check_feasible, positive_integer
 from lightning_boa.planning.time_models import LinearTime, TimeModel, scaled
 
 _PROBES = 64
 _REST_HOLDERS_TRIED = 64
+_OVERFLOWS = 2**63
 
 
 def allocate(
@@ -36,13 +37,14 @@ def allocate(
     of a rest is open, the 64 nearest holders are compared.
 
     Raises:
-        PlanError: no split keeps the bounds and the granularity.
+        PlanError: no split keeps the bounds and the granularity, or more than 10**12 rows.
         MeasurementError: a time model gives a time that is not finite.
     """
     workers = len(time_models)
     if workers == 0:
         raise PlanError("expected at least one time model, got none")
-    positive_integer("granularity", granularity)
+    rows = _checked_rows(rows)
+    granularity = positive_integer("granularity", granularity)
     low = _bound("lower", lower, workers)
     high = np.minimum(_bound("upper", upper, workers), rows)
     check_feasible(rows, low, high, granularity)
@@ -51,7 +53,10 @@ def allocate(
     seconds = _least_seconds(times, rows, grid, low, high)
     most = times.most_rows(seconds, low, high)
     wished = _equal(rows, workers) if prefer is None else _bound("prefer", prefer, workers)
-    return _nearest(wished, grid, most)
+    split = _nearest(wished, grid, most)
+    assert split.sum() == rows
+    assert np.all((low <= split) & (split <= high))
+    return split
 
 
 def can_be_done(
@@ -86,6 +91,7 @@ def apportion(
     workers = len(shares)
     if workers == 0 or not all(np.isfinite(share) and share >= 0 for share in shares):
         raise PlanError(f"shares must be finite numbers >= 0, at least one, got {list(shares)}")
+    rows = _checked_rows(rows)
     low = _bound("lower", lower, workers)
     high = np.minimum(_bound("upper", rows if upper is None else upper, workers), rows)
     check_feasible(rows, low, high)
@@ -95,6 +101,7 @@ def apportion(
     by_remainder = sorted(range(workers), key=lambda i: (split[i] - quotas[i], i))
     for worker in by_remainder[:left]:
         split[worker] += 1
+    assert sum(split) == rows
     return tuple(split)
 
 
@@ -345,7 +352,9 @@ def _by_largest_remainder(shares: NDArray[np.int64], total: int) -> NDArray[np.i
     whole = int(shares.sum())
     if whole == 0:
         return np.zeros_like(shares)
-    split, remainder = np.divmod(shares * total, whole)
+    exact = shares if int(shares.max()) * total < _OVERFLOWS else shares.astype(object)
+    split = (exact * total // whole).astype(np.int64)
+    remainder = (exact * total % whole).astype(np.int64)
     left = total - int(split.sum())
     split[np.argsort(-remainder, kind="stable")[:left]] += 1
     return split
@@ -353,6 +362,12 @@ def _by_largest_remainder(shares: NDArray[np.int64], total: int) -> NDArray[np.i
 
 def _equal(rows: int, workers: int) -> NDArray[np.int64]:
     return rows // workers + (np.arange(workers) < rows % workers).astype(np.int64)
+
+
+def _checked_rows(rows: int) -> int:
+    if rows > MOST_ROWS:
+        raise PlanError(f"expected at most {MOST_ROWS:,} rows to split, got {rows:,}")
+    return int(rows)
 
 
 def _bound(name: str, value: ArrayLike, workers: int) -> NDArray[np.int64]:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from lightning_boa.errors import OptionError, PlanError
 
+MOST_ROWS = 10**12
+
 
 def row_bounds(
     world_size: int,
@@ -29,14 +31,19 @@ def row_bounds(
     positive_integer("world_size", world_size)
     positive_integer("global_batch_size", global_batch_size)
     positive_integer("granularity", granularity)
-    lower = per_rank("min_batch_size", min_batch_size, world_size)
+    lower = least_rows("min_batch_size", min_batch_size, world_size)
     upper = (
         (global_batch_size,) * world_size
         if max_batch_size is None
-        else per_rank("max_batch_size", max_batch_size, world_size)
+        else most_rows("max_batch_size", max_batch_size, world_size, global_batch_size)
     )
     low = np.asarray(lower, dtype=np.int64)
     high = np.asarray(upper, dtype=np.int64)
+    for rank in np.flatnonzero(low > global_batch_size)[:1].tolist():
+        raise PlanError(
+            f"min_batch_size is {lower[rank]} on rank {rank}, more than the {global_batch_size} rows of the global "
+            "batch; lower the one or enlarge the other"
+        )
     for rank in np.flatnonzero(low > high)[:1].tolist():
         raise PlanError(
             f"min_batch_size is {lower[rank]} on rank {rank}, above its max_batch_size "
@@ -45,11 +52,10 @@ def row_bounds(
     if low.min() >= 1 and global_batch_size < world_size:
         raise PlanError(
             f"a global batch of {global_batch_size} rows cannot give each of {world_size} ranks "
-            f"min_batch_size={min(lower)} rows; enlarge the batch, use fewer ranks, or "
-            "min_batch_size=0 permits ranks without rows"
+            "a row; enlarge the batch, use fewer ranks, or min_batch_size=0 permits ranks without rows"
         )
     check_feasible(global_batch_size, low, high, granularity)
-    return lower, tuple(min(most, global_batch_size) for most in upper)
+    return lower, upper
 
 
 def check_feasible(
@@ -144,7 +150,22 @@ def positive_integer(name: str, value: object) -> int:
     """``value`` as an int, or OptionError naming it."""
     if not is_count(value) or value < 1:
         raise OptionError(f"{name}: expected a whole number >= 1, got {value!r}")
-    return value
+    if value > MOST_ROWS:
+        raise OptionError(f"{name}: expected at most {MOST_ROWS:,}, got {value:,}")
+    return int(value)
+
+
+def least_rows(name: str, value: object, world_size: int) -> tuple[int, ...]:
+    """Lower bounds of each rank, at most `MOST_ROWS`, or OptionError naming them."""
+    rows = per_rank(name, value, world_size)
+    if max(rows) > MOST_ROWS:
+        raise OptionError(f"{name}: expected at most {MOST_ROWS:,}, got {max(rows):,}")
+    return rows
+
+
+def most_rows(name: str, value: object, world_size: int, whole: int) -> tuple[int, ...]:
+    """Upper bounds of each rank, none above the ``whole`` batch, or OptionError naming them."""
+    return tuple(min(most, whole) for most in per_rank(name, value, world_size))
 
 
 def is_count(value: object) -> TypeGuard[int]:

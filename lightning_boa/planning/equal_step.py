@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from statistics import median
 
 import numpy as np
@@ -42,7 +42,8 @@ class EqualStep:
 
     They are those that the warm-up has measured, changed by as much as the slowest rank of the equal split has become
     slower or faster since: a rank's computation in a block over that under the warm-up's plan, both beside its model.
-    Of a training that has never run the equal split only the models tell what it would take beside the present plan.
+    Of a training that has never run the equal split only the models tell what it would take beside the present plan. In
+    any case it is at most what the computations under the present plan would take if they grew in proportion to rows.
 
     Args:
         batch_sizes: rows of each rank under the equal split.
@@ -72,12 +73,25 @@ class EqualStep:
         if tuple(batch_sizes) == self.batch_sizes:
             return block.period
         factors = block.scale_of_each * block.level
+        computed = computing(block, batch_sizes, watch)
         known = self.measured
         if known is not None:
             now = float((known.compute * factors / known.confirmed).max())
-            return max(now, known.period + now - float(known.compute.max()))
-        now = float((watch.share_times.seconds(self.batch_sizes) * factors).max())
-        return max(now, block.period + now - float(computing(block, batch_sizes, watch).max()))
+            told = max(now, known.period + now - float(known.compute.max()))
+        else:
+            now = float((watch.share_times.seconds(self.batch_sizes) * factors).max())
+            told = max(now, block.period + now - float(computed.max()))
+        return min(told, self._most(block.period, computed, batch_sizes))
+
+    def _most(
+        self, period: float, computed: NDArray[np.float64], batch_sizes: Sequence[int]
+    ) -> float:
+        """No device takes longer for more rows than in proportion; what the few steps of the warm-up say beyond that is
+        noise. Nothing is known of a rank without rows."""
+        if not all(batch_sizes):
+            return inf
+        growth = np.maximum(1.0, np.divide(self.batch_sizes, batch_sizes))
+        return period + float((computed * growth).max() - computed.max())
 
 
 def computing(block: Block, batch_sizes: Sequence[int], watch: Watch) -> NDArray[np.float64]:

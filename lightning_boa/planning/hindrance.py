@@ -47,6 +47,7 @@ def hindrance(
     if gain is not None and gain >= WORTH_A_WORD and gain - 1 > LIKELY_ERRORS * gain_error:
         return ""
     equal = orchestration.equal_measurement
+    equal_rows = orchestration.settings.equal_batch_sizes
     if equal is None and orchestration.planned_measurement is None:
         return orchestration.reason
     if loader_share > SLOW_LOADER:
@@ -56,6 +57,11 @@ def hindrance(
         )
     if network is not None and network.network_bound:
         return network.summary
+    if gain is not None and gain < 1 and orchestration.plan.batch_sizes != equal_rows:
+        return (
+            "steps were longer than what the devices compute explains: pauses or other work on the machine, which no"
+            " split of the rows makes shorter"
+        )
     return (_of_the_devices(orchestration, equal) if equal else "") or _of_the_gain(
         orchestration, gain, gain_error
     )

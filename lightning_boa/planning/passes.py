@@ -17,9 +17,12 @@ def pass_sizes(rows: int, most: int | None) -> tuple[int, ...]:
 
     One pass of all rows where ``most`` is None.
     """
-    if most is None or rows <= most:
-        return (rows,)
-    return even_cut(rows, -(-rows // most))
+    return even_cut(rows, passes_needed(rows, most))
+
+
+def passes_needed(rows: int, most: int | None) -> int:
+    """In how many passes of at most ``most`` rows ``rows`` run; 1 where ``most`` is None."""
+    return 1 if most is None or rows <= most else -(-rows // most)
 
 
 def even_cut(rows: int, passes: int) -> tuple[int, ...]:

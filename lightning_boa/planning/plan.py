@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from lightning_boa.errors import OptionError, PlanError
 from lightning_boa.planning.allocation import allocate, apportion
 from lightning_boa.planning.bounds import is_count, positive_integer, row_bounds
-from lightning_boa.planning.passes import InPasses, pass_sizes
+from lightning_boa.planning.passes import InPasses, pass_sizes, passes_needed
 from lightning_boa.planning.time_models import LinearTime, TimeModel
 
 LEAST_ROWS = 2
@@ -120,11 +120,15 @@ class BatchPlan:
         return pass_sizes(rows, None if self.rows_per_pass is None else self.rows_per_pass[rank])
 
     @property
+    def pass_counts(self) -> tuple[int, ...]:
+        """In how many passes each rank runs its rows of a full step."""
+        most = self.rows_per_pass or (None,) * self.world_size
+        return tuple(map(passes_needed, self.batch_sizes, most))
+
+    @property
     def has_passes(self) -> bool:
         """Whether some rank needs more than one pass for its rows of a full step."""
-        return any(
-            len(self.passes_of(rank, rows)) > 1 for rank, rows in enumerate(self.batch_sizes)
-        )
+        return max(self.pass_counts) > 1
 
     def in_passes(self, row_caps: Sequence[int | None], step_rows: int | None = None) -> BatchPlan:
         """This plan in passes of at most ``row_caps`` rows on each rank that needs several of them.
@@ -134,7 +138,7 @@ class BatchPlan:
         """
         steps = {self.batch_sizes, self.rows_of(max(step_rows or 0, self.global_batch_size))}
         needed = tuple(
-            max(pass_sizes(step[rank], cap)[0] for step in steps)
+            max(-(-step[rank] // passes_needed(step[rank], cap)) for step in steps)
             if cap is not None and any(step[rank] > cap for step in steps)
             else None
             for rank, cap in enumerate(row_caps)

@@ -14,8 +14,8 @@ def rank_names(ranks: Sequence[int]) -> str:
 
 def passes_in_words(plan: BatchPlan) -> str:
     """Which ranks run their rows of a full step in several passes; empty where none does."""
-    passes = {rank: len(plan.passes_of(rank, rows)) for rank, rows in enumerate(plan.batch_sizes)}
-    several = [rank for rank, number in passes.items() if number > 1]
+    passes = plan.pass_counts
+    several = [rank for rank, number in enumerate(passes) if number > 1]
     if not several:
         return ""
     if len(several) > 1:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_boa.errors import MeasurementError, OptionError, PlanError
-from lightning_boa.planning.bounds import per_rank, positive_integer
+from lightning_boa.planning.bounds import least_rows, most_rows, positive_integer
 from lightning_boa.planning.capable_sets import CapableSets
 from lightning_boa.planning.communication import Communication
 from lightning_boa.planning.plan import BatchPlan, predicted_plan
@@ -126,10 +126,10 @@ def choose_workers(
         )
     rows = positive_integer("global_batch_size", global_batch_size)
     positive_integer("granularity", granularity)
-    lower = np.maximum(per_rank("min_batch_size", min_batch_size, workers), 1)
+    lower = np.maximum(least_rows("min_batch_size", min_batch_size, workers), 1)
     upper = np.full(workers, rows)
     if max_batch_size is not None:
-        upper = np.minimum(upper, per_rank("max_batch_size", max_batch_size, workers))
+        upper = np.asarray(most_rows("max_batch_size", max_batch_size, workers, rows))
     search = _Search(
         CapableSets(time_models, rows, lower=lower, upper=upper, granularity=granularity),
         communication,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
 from lightning_boa.planning import SplitMeasurement, StepRecord
 from lightning_boa.planning.orchestration import FIRST_SETTLING_STEPS, SETTLING_STEPS
 from lightning_boa.planning.records import counted, measure_split, step_costs
-from lightning_boa.reports.plan_report import RankReport
+from lightning_boa.reports.plan_report import GIVEN, UNFINISHED, RankReport
 from lightning_boa.reports.run_record import BlockRecord, RunRecord
 
 FIRST_SETTLING, SETTLING = 2, 1
@@ -22,6 +22,11 @@ MOST_LANES = 16
 MOST_KINDS = 6
 EXTREMES = 2
 USUAL = 0.98
+ROOM_ABOVE = 1.18
+ALIKE = 1.2
+WORTH_A_HEADLINE = 0.01
+
+Verdict = Literal["saved", "lost", "unsure", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,11 @@ class TypicalStep:
 
 @dataclass(frozen=True)
 class Kind:
-    """Devices of one name; ``rows`` and ``idle`` under the equal split and under the plan, means of its ranks."""
+    """Devices of one name, of about one speed, and with about as many rows.
+
+    ``rows`` and ``idle`` are under the equal split and under the plan. These and ``rows_per_second`` are means of its
+    ranks; ``least_and_most_rows_per_second`` and ``least_and_most_rows`` (of the plan) are not.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -126,6 +135,8 @@ class Kind:
     share_of_rows: float
     rows: tuple[float, float]
     idle: tuple[float | None, float | None]
+    least_and_most_rows_per_second: tuple[float, float] | None = None
+    least_and_most_rows: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -145,6 +156,11 @@ class Point:
     period: float
     idle: float
     equal_period: float | None = None
+
+    @property
+    def longest(self) -> float:
+        """The longer of both times."""
+        return max(self.period, self.equal_period or 0.0)
 
 
 @dataclass(frozen=True)
@@ -246,6 +262,32 @@ class RunFigures:
         return self.record.plan.gain if saving is None or saving.gain is None else saving.gain
 
     @cached_property
+    def verdict(self) -> Verdict:
+        """Whether the training as a whole was surely faster or slower than with equal shares; "unsure" where noise may
+        have done it, "unknown" where nothing was measured after the warm-up, or nothing could be saved."""
+        saving = self.record.saving
+        if saving is None or not saving.steps or saving.seconds == saving.error == 0:
+            return "unknown"
+        if not saving.is_sure:
+            return "unsure"
+        return "saved" if saving.seconds > 0 else "lost"
+
+    @cached_property
+    def is_given(self) -> bool:
+        """Whether there was no warm-up, since nothing was to be planned."""
+        return self.record.plan.reason == GIVEN
+
+    @cached_property
+    def is_only_predicted(self) -> bool:
+        """Whether the warm-up has made a plan of which no step was measured."""
+        plan = self.record.plan
+        return (
+            plan.boa_step_seconds is None
+            and plan.reason not in (GIVEN, UNFINISHED)
+            and any(rank.predicted_seconds for rank in plan.ranks)
+        )
+
+    @cached_property
     def step_seconds(self) -> tuple[float, float] | None:
         """A step of the equal split and one of this training, of which `gain` is the ratio; None where not measured."""
         saving, plan = self.record.saving, self.record.plan
@@ -275,7 +317,7 @@ class RunFigures:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """The devices by their names, fastest first."""
+        """The devices by their names, speeds and rows, fastest first."""
         plan = self.record.plan
         by_name: defaultdict[str, list[RankReport]] = defaultdict(list)
         for rank in plan.ranks:
@@ -283,8 +325,8 @@ class RunFigures:
         rows = sum(rank.boa_rows for rank in plan.ranks)
         kinds = [
             Kind(
-                name=name,
-                ranks=tuple(rank.rank for rank in ranks),
+                name=ranks[0].device,
+                ranks=tuple(sorted(rank.rank for rank in ranks)),
                 rows_per_second=_mean([speed_of(rank) for rank in ranks]),
                 share_of_rows=sum(rank.boa_rows for rank in ranks) / rows if rows else 0.0,
                 rows=(
@@ -295,10 +337,19 @@ class RunFigures:
                     _mean([plan.equal_idle_share(rank) for rank in ranks]),
                     _mean([plan.boa_idle_share(rank) for rank in ranks]),
                 ),
+                least_and_most_rows_per_second=_least_and_most_speed(ranks),
+                least_and_most_rows=(
+                    min(rank.boa_rows for rank in ranks),
+                    max(rank.boa_rows for rank in ranks),
+                ),
             )
-            for name, ranks in by_name.items()
+            for of_one_name in by_name.values()
+            for of_one_speed in _alike(of_one_name, lambda rank: speed_of(rank) or 0.0)
+            for ranks in _alike(of_one_speed, lambda rank: float(rank.boa_rows), besides=1.0)
         ]
-        return tuple(sorted(kinds, key=lambda kind: -(kind.rows_per_second or 0.0)))
+        return tuple(
+            sorted(kinds, key=lambda kind: (-(kind.rows_per_second or 0.0), -kind.rows[1]))
+        )
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
@@ -354,6 +405,16 @@ class RunFigures:
         return max(longest, default=0.0) or 1.0
 
     @cached_property
+    def beyond(self) -> tuple[Point, ...]:
+        """The points that are longer than the axis is."""
+        return tuple(point for point in self.points if point.longest > self.axis_end)
+
+    @cached_property
+    def axis_end(self) -> float:
+        """Seconds at the upper end of an axis of step times."""
+        return ROOM_ABOVE * self.usual_most
+
+    @cached_property
     def splits(self) -> tuple[TriedSplit, ...]:
         """The splits that the warm-up ran, in order, and the plan that came out of it."""
         later = {change.step for change in self.record.rebalancings}
@@ -374,6 +435,7 @@ class RunFigures:
         return {
             **{name: value for name, value in asdict(record).items() if name not in _ONE_BY_ONE},
             "gain": self.gain,
+            "verdict": self.verdict,
             "warmup_gain": record.plan.gain,
             "linear_ceiling": record.plan.linear_ceiling,
             "idle_share": dict(zip(("equal", "plan"), self.idle, strict=True)),
@@ -433,6 +495,24 @@ def _step_of(record: StepRecord) -> int:
 
 
 _ONE_BY_ONE = ("steps", "blocks")
+
+
+def _alike(
+    ranks: Sequence[RankReport], value: Callable[[RankReport], float], besides: float = 0.0
+) -> tuple[tuple[RankReport, ...], ...]:
+    """The ranks in groups between which ``value`` makes a leap: by its `ALIKE`-fold, and by ``besides``."""
+    ordered = sorted(ranks, key=value)
+    groups = [[ordered[0]]]
+    for before, rank in pairwise(ordered):
+        if value(rank) > max(ALIKE * value(before), value(before) + besides):
+            groups.append([])
+        groups[-1].append(rank)
+    return tuple(map(tuple, groups))
+
+
+def _least_and_most_speed(ranks: Sequence[RankReport]) -> tuple[float, float] | None:
+    speeds = [speed for rank in ranks if (speed := speed_of(rank)) is not None]
+    return (min(speeds), max(speeds)) if speeds else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

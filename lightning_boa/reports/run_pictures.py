@@ -31,7 +31,6 @@ MARK_COLOUR = "#c8553d"
 LANE_HEIGHT = 0.27
 PANEL_HEIGHT = 0.75
 CURVE_HEIGHT = 2.4
-ABOVE = 1.15
 
 
 def run_figure(figures: RunFigures) -> Figure:
@@ -145,9 +144,21 @@ def _draw_run(axes: Axes, figures: RunFigures) -> None:
     for number, change in enumerate(figures.record.rebalancings):
         label = "re-balanced" if number == 0 else None
         axes.axvline(change.step, color=MARK_COLOUR, linewidth=1.1, label=label)
-    axes.set_ylim(0, MILLISECONDS * ABOVE * figures.usual_most)
+    top = MILLISECONDS * figures.axis_end
+    if figures.beyond:
+        axes.plot(
+            [point.step for point in figures.beyond],
+            [0.97 * top] * len(figures.beyond),
+            color=COMPUTE_COLOUR,
+            linestyle="",
+            marker="^",
+            markersize=5,
+            clip_on=False,
+        )
+    axes.set_ylim(0, top)
     axes.set_xlim(steps[0], max(steps[-1], steps[0] + 1))
-    axes.set_xlabel("training step")
+    left_out = run_words.beyond(figures)
+    axes.set_xlabel("training step" + (f"  ( ▲ {left_out} )" if left_out else ""))
     axes.set_ylabel("ms")
     axes.set_title("The run over time", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)

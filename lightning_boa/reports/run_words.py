@@ -5,14 +5,20 @@ from __future__ import annotations
 from datetime import datetime
 from itertools import pairwise
 
-from lightning_boa.reports.run_figures import RunFigures
+from lightning_boa.reports.run_figures import WORTH_A_HEADLINE, Kind, RunFigures
 from lightning_boa.reports.run_record import Saving
 from lightning_boa.reports.tables import percent
 
-WORTH_A_HEADLINE = 0.01
 CONSIDERABLE_LOADER = 0.1
 CONSIDERABLE_NETWORK = 0.25
 CONSIDERABLE_IDLE = 0.1
+ROUGH = 0.25
+MOST_RANKS_NAMED = 4
+_ENDINGS = {
+    "running": "still running, or ended without a word",
+    "finished": "finished",
+    "stopped": "stopped by a signal",
+}
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -68,13 +74,57 @@ def headline(figures: RunFigures) -> tuple[str, str]:
     """What came of it in a few large words, and the sentence below them."""
     record, gain = figures.record, figures.gain
     if gain is None:
-        return "No gain measured", sentence(record.hindrance or record.plan.reason)
+        return "No gain measured", sentence(_why_none_was_measured(figures))
     if abs(gain - 1) < WORTH_A_HEADLINE:
         why = record.hindrance or record.plan.reason or "the devices are equally fast"
         return "Nothing to gain", sentence(why)
-    return f"{gain:.2f} times as fast", sentence(
-        f"as with equal shares of the same batch{_steps_of(figures)}"
+    beside = f"as with equal shares of the same batch{_steps_of(figures)}"
+    if figures.verdict == "unsure":
+        noise = "the noise of the measurement explains as much"
+        return "No sure gain", sentence(f"measured: {gain:.1f} times as fast {beside}; {noise}")
+    saving = record.saving
+    if saving is not None and saving.error > ROUGH * abs(saving.seconds):
+        return f"About {gain:.1f} times as fast", sentence(beside)
+    return f"{gain:.2f} times as fast", sentence(beside)
+
+
+def hindrance(figures: RunFigures) -> str:
+    """The record's sentence on what held the training back; empty where the headline has said it."""
+    words = figures.record.hindrance
+    if figures.gain is None and words == figures.record.plan.reason:
+        return ""
+    told = sentence(words)
+    return "" if told == headline(figures)[1] else told
+
+
+def which(kind: Kind, figures: RunFigures) -> str:
+    """The ranks of a kind where others have its name too; empty else."""
+    if sum(other.name == kind.name for other in figures.kinds) == 1:
+        return ""
+    ranks = ", ".join(map(str, kind.ranks[:MOST_RANKS_NAMED]))
+    more = len(kind.ranks) - MOST_RANKS_NAMED
+    return f"rank{'s' if len(kind.ranks) > 1 else ''} {ranks}" + (
+        f" and {more:,} more" if more > 0 else ""
     )
+
+
+def from_to(least: float, most: float) -> str:
+    """A whole number, or two where they differ by more than a twentieth."""
+    if most <= 1.05 * least:
+        return f"{(least + most) / 2:,.0f}"
+    return f"{least:,.0f} to {most:,.0f}"
+
+
+def beyond(figures: RunFigures) -> str:
+    """What an axis of step times leaves out; empty where nothing."""
+    points = figures.beyond
+    if not points:
+        return ""
+    longest = max(points, key=lambda point: point.longest)
+    most = f"{duration(longest.longest)}, at step {longest.step:,}"
+    if len(points) == 1:
+        return f"one measured time is longer than the chart is high: {most}"
+    return f"{len(points):,} measured times are longer than the chart is high; the longest: {most}"
 
 
 def saved(saving: Saving | None) -> str:
@@ -96,19 +146,14 @@ def saved(saving: Saving | None) -> str:
 
 def ending(outcome: str) -> str:
     """How the run ended, or that it has not."""
-    known = {
-        "running": "still running, or ended without a word",
-        "finished": "finished",
-        "stopped": "stopped by a signal",
-    }
-    return known.get(outcome, outcome)
+    return _ENDINGS.get(outcome, outcome)
 
 
 def next_step(figures: RunFigures) -> str:
     """One sentence: what would make the run faster still."""
     step = figures.planned_step or figures.equal_step
     if step is None:
-        return "No measured step is in the record: under strategy boa, leave out batch_sizes and train for more steps."
+        return _next_step_unmeasured(figures)
     loader = max(step.loader_share, _loader_share_of_blocks(figures))
     if loader > CONSIDERABLE_LOADER:
         return (
@@ -124,7 +169,38 @@ def next_step(figures: RunFigures) -> str:
     return _next_step_of_devices(figures)
 
 
+def _next_step_unmeasured(figures: RunFigures) -> str:
+    record = figures.record
+    if figures.is_given:
+        hindered = record.hindrance
+        if hindered and not hindered.startswith(("fixed plan", "the shares were given")):
+            return f"No measured step is in the record. {sentence(hindered)}"
+        return (
+            "No measured step is in the record, since the shares were given: without batch_sizes, strategy boa "
+            "measures the devices and plans the shares itself."
+        )
+    if record.outcome not in _ENDINGS:
+        return "The training ended before a step was measured: mend what ended it, and train again."
+    return "No measured step is in the record: train for more steps than the warm-up takes."
+
+
+def _why_none_was_measured(figures: RunFigures) -> str:
+    record = figures.record
+    why = record.hindrance or record.plan.reason
+    if figures.is_only_predicted and why == record.plan.reason:
+        return f"too few steps came after the plan to measure what it gained; {why}"
+    return why
+
+
 def _next_step_of_devices(figures: RunFigures) -> str:
+    if figures.verdict == "lost":
+        return (
+            "The plan cost time by this measurement, whose equal shares ran in the warm-up alone. If the machine was "
+            "busy with other work, train again on a quiet one, with a longer warm-up (warmup=60); if time is lost "
+            "there too, LIGHTNING_BOA=off keeps equal shares."
+        )
+    if figures.verdict == "unsure" and abs((figures.gain or 1) - 1) >= WORTH_A_HEADLINE:
+        return "Noise hides what the plan gains: a quieter machine, or a longer warm-up (warmup=60), would tell."
     idle = figures.idle_now
     if idle is not None and idle > CONSIDERABLE_IDLE:
         if figures.latest_step is None and figures.idle[1] is None:
@@ -153,7 +229,7 @@ def _loader_share_of_blocks(figures: RunFigures) -> float:
 def _steps_of(figures: RunFigures) -> str:
     saving = figures.record.saving
     if saving is None or not saving.steps:
-        return ", by the steps that the warm-up measured of both"
+        return ", as measured in the warm-up, without a known error"
     return f", over {saving.steps:,} steps"
 
 

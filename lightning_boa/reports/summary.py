@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from lightning_boa.reports.plan_report import PlanReport
 from lightning_boa.reports.run_record import RunRecord, Saving
 from lightning_boa.reports.run_words import duration, sentence
+from lightning_boa.reports.run_words import saved as saved_at_all
+
+UNKNOWN = "the training ended before enough steps had been watched to say what was saved"
 
 
 def summary(record: RunRecord) -> str:
-    """What was saved against the equal split and by how much a step was faster, or why little was."""
+    """What was saved against the equal split and by how much a step was faster, or why little was; never empty."""
     saved = record.saving
+    if saved is None and not record.hindrance:
+        return _of_the_plan(record.plan) or sentence(UNKNOWN)
     said = [] if saved is None or not saved.is_sure else [_of(saved)]
     if record.hindrance:
         said.append(sentence(record.hindrance))
-    return " ".join(said)
+    return " ".join(said) or sentence(saved_at_all(saved) or UNKNOWN)
+
+
+def _of_the_plan(plan: PlanReport) -> str:
+    if plan.gain is None or plan.boa_step_seconds is None or plan.equal_step_seconds is None:
+        return ""
+    return (
+        f"As the warm-up has measured it, a step takes {duration(plan.boa_step_seconds)} instead of"
+        f" {duration(plan.equal_step_seconds)} under the equal split, {plan.gain:.2f} times as fast."
+    )
 
 
 def _of(saved: Saving) -> str:

@@ -72,7 +72,7 @@ def comparison_table(report: PlanReport) -> Table:
 
 def rebalancing_table(changes: Sequence[Rebalancing]) -> Table:
     """One line per change of the plan: first step, rows, what was seen, the step before and after it."""
-    table = new_table("Changes of the plan since")
+    table = new_table("Changes of the plan since, each compared with the plan before it")
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("rows per rank", overflow="fold")
     table.add_column("what was seen", overflow="fold")

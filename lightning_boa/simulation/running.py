@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lightning_boa.simulation.cluster import Cluster
@@ -20,17 +20,24 @@ class Policy(Protocol):
 
 
 def simulate(
-    cluster: Cluster, policy: Policy, *, global_batch_size: int, steps: int, seed: int = 0
+    cluster: Cluster,
+    policy: Policy,
+    *,
+    global_batch_size: int,
+    steps: int,
+    seed: int = 0,
+    progress: Callable[[float], None] = lambda done: None,
 ) -> Simulated:
     """Train for ``steps`` steps of ``global_batch_size`` rows on ``cluster``, as ``policy`` says.
 
     The noise of a step depends on ``seed``, the worker and the step alone, so that all policies meet the same.
+    ``progress`` is called again and again with the part that is done, from 0 to 1.
 
     Raises:
         OptionError: an option that does not fit the cluster, or is none.
         PlanError: fewer rows than workers.
     """
-    return policy.simulate(Trial(cluster, global_batch_size, steps, seed))
+    return policy.simulate(Trial(cluster, global_batch_size, steps, seed, progress))
 
 
 def compare(

@@ -66,6 +66,7 @@ class Server:
         received, asks, is_received = self._rule.received, _Event.ASKS, _Event.IS_RECEIVED
         events, tickets = self._events, self._tickets
         while self.updates < updates:
+            self._trial.progress(self.updates / updates)
             now, _, kind, worker, version, ticket = heappop(events)
             if kind is is_received:
                 received(self, worker, version, now)

@@ -63,6 +63,7 @@ def train_synchronously(policy: SharesRows, trial: Trial) -> Simulated:
     gradients = np.zeros(cluster.workers, dtype=np.int64)
     ends = set(cluster.failures.values())
     for step in range(trial.steps):
+        trial.progress(step / trial.steps)
         restarted = False
         if step == 0 or step in ends:
             restarted = step > 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -20,6 +21,8 @@ from lightning_boa.simulation.disturbances import Disturbances
 class Trial:
     """So many steps of a global batch on a cluster, with the noise that a seed gives.
 
+    ``progress`` is called again and again with the part that is done, from 0 to 1.
+
     Raises:
         OptionError: no step or row, a seed that is not one.
         PlanError: fewer rows than workers.
@@ -29,6 +32,7 @@ class Trial:
     global_batch_size: int
     steps: int
     seed: int
+    progress: Callable[[float], None] = field(default=lambda done: None, compare=False)
 
     def __post_init__(self) -> None:
         positive_integer("global_batch_size", self.global_batch_size)

@@ -48,6 +48,7 @@ from lightning_boa.strategies import (
 )
 from lightning_boa.strategies.evaluation import Evaluation, refuse_loaders_side_by_side
 from lightning_boa.strategies.loss_weight import LossWeight, rule_of
+from lightning_boa.strategies.meeting_place import refuse_elsewhere
 from lightning_boa.strategies.options import (
     BatchWeight,
     BoaOptions,
@@ -60,7 +61,7 @@ from lightning_boa.strategies.prepared_loaders import PreparedLoaders
 from lightning_boa.strategies.restart import Restart
 from lightning_boa.strategies.roll_call import RollCall
 from lightning_boa.strategies.running_statistics import RunningStatistics
-from lightning_boa.strategies.saved_profile import SavedProfile, installed_software
+from lightning_boa.strategies.saved_profile import SavedProfile, check_place, installed_software
 from lightning_boa.strategies.step_plans import SWITCH, Planning, StepPlans, is_switched_off
 from lightning_boa.strategies.unusual_steps import UnusualSteps
 from lightning_boa.wrong_lightning import refuse_mix
@@ -123,13 +124,14 @@ class BoaBehaviour(_Base):
             for which no plan helps, a checkpoint for the relaunch is written (boa-relaunch.ckpt).
         profile: path of a file on rank 0's disk. If it holds a plan for these devices, this model, these rows and this
             software, training begins with that plan, which its first steps check; else the devices are measured and the
-            file is written. `warmup=0` makes it an error if the file is missing or does not fit. A checkpoint's plan
-            comes first.
+            file is written, in folders that are made if need be. `warmup=0` makes it an error if the file is missing or
+            does not fit. A checkpoint's plan comes first.
         verbose: print the plan as a table once it has been measured and what it has saved at the end, and show a step's
             milliseconds and the idle share in the progress bar. Warnings, and what is logged, do not depend on it.
         record: path of the file that says what was seen of the training, for `boa report`; rank 0 writes it, and again
-            while it trains. "auto": boa-run.json in the logger's folder, without a logger in the trainer's
-            `default_root_dir`. None: no file.
+            while it trains. Folders are made if need be; a place that cannot be written is a warning, since a profile
+            may be needed and a record is not. "auto": boa-run.json in the logger's folder, without a logger in the
+            trainer's `default_root_dir`. None: no file.
         **ddp_kwargs: what Lightning's DDPStrategy takes.
 
     Raises:
@@ -439,6 +441,7 @@ class BoaBehaviour(_Base):
     def set_world_ranks(self) -> None:
         refuse_mix(self, self.accelerator)
         super().set_world_ranks()
+        refuse_elsewhere(self)
 
     @override
     def connect(self, model: Any) -> None:
@@ -455,6 +458,20 @@ class BoaBehaviour(_Base):
         trainer_seam.divert_batch_end(trainer, self._end_batch)
         if not any(isinstance(callback, self.callback_class) for callback in trainer.callbacks):
             trainer.callbacks.insert(0, self.callback_class())
+
+    def check_before_ranks(self, ranks: int, batch_size: int) -> None:
+        """Refuse, before any rank is started, what ranks would refuse; for whoever knows the loader by then.
+
+        Args:
+            ranks: how many there will be.
+            batch_size: of the one training loader.
+
+        Raises:
+            OptionError, PlanError: rows that no plan can have, or a profile that cannot be written.
+        """
+        self.options.check_for(ranks, batch_size)
+        if self.options.profile is not None and self.is_global_zero:
+            check_place(Path(self.options.profile), is_written=self.options.warmup != 0)
 
     @override
     def setup_environment(self) -> None:

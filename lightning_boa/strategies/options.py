@@ -181,6 +181,16 @@ class BoaOptions:
         said["record"] = self.record if self.record in (None, IN_LOG_FOLDER) else "a file"
         return {f"{name} of BoaStrategy": value for name, value in said.items()}
 
+    def check_for(self, ranks: int, batch_size: int) -> None:
+        """Refuse what no training could do with so many ranks and one loader of such batches.
+
+        Raises:
+            OptionError, PlanError: what `settings` or `plan` would say.
+        """
+        rows = ranks * batch_size if self.global_batch_size is None else self.global_batch_size
+        self.settings(ranks, rows, abilities=Abilities(parks=self.parks, parks_first=self.parks))
+        self.plan(ranks, rows)
+
     def plan(self, world_size: int, global_batch_size: int, *, unit: int = 1) -> BatchPlan | None:
         """The fixed plan, None where the devices are to be measured.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from lightning_boa.planning import (
     Profile,
 )
 from lightning_boa.profiling import decide_once
-from lightning_boa.reports.whole_file import write_whole
+from lightning_boa.reports.whole_file import why_not_written, write_whole
 from lightning_boa.wrong_lightning import package_of
 
 
@@ -88,7 +87,7 @@ class SavedProfile:
     def _look_up(self, settings: OrchestrationSettings) -> tuple[Profile | None, str]:
         """The profile if it fits, and one sentence about it."""
         path = self._path
-        _check_place(path, is_written=self._measures)
+        check_place(path, is_written=self._measures)
         difference = "there is no such file"
         if path.exists():
             profile = Profile.from_json(_read(path), str(path))
@@ -126,23 +125,24 @@ def _read(path: Path) -> str:
         ) from error
 
 
-def _check_place(path: Path, *, is_written: bool) -> None:
+def check_place(path: Path, *, is_written: bool) -> None:
+    """Refuse a place where no profile can be; folders that are missing will be made.
+
+    Args:
+        path: the file, which need not exist.
+        is_written: whether it may come to be written.
+
+    Raises:
+        OptionError: something else is there, or no file can be written.
+    """
     if path.exists() and not path.is_file():
         raise OptionError(
             f"profile: expected a file, got {path}, which is none. Name a file, such as"
             f" {path / 'profile.json' if path.is_dir() else path.with_name('profile.json')}."
         )
-    if not path.parent.is_dir():
+    reason = why_not_written(path.parent) if is_written else None
+    if reason is not None:
         raise OptionError(
-            f"profile: expected a file in a folder that exists, got {path}. Make {path.parent} first."
+            f"profile: expected a folder in which files can be written, got {path.parent} ({reason}). Name a file in"
+            " another folder."
         )
-    if not is_written:
-        return
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise OptionError(
-            f"profile: expected a folder in which files can be written, got {path.parent} ({error.strerror}). Name a"
-            " file in another folder."
-        ) from error

@@ -14,6 +14,8 @@ from hydra.core.global_hydra import GlobalHydra
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from lightning_boa.cli import mistakes, train
+from lightning_boa.cli.framework import Trainer
+from lightning_boa.cli.launch_variables import refuse_slurm_without_srun
 from lightning_boa.cli.mistakes import lost_worker_in, mistakes_in_one_sentence
 from lightning_boa.cli.trainer_options import check_trainer_options
 from lightning_boa.errors import OptionError
@@ -29,6 +31,7 @@ def complaint_of(
 ) -> Any:
     """What boa-train says of its arguments, which all are refused before a rank is started."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Trainer, "fit", None)
 
     def of(*overrides: str) -> str:
         GlobalHydra.instance().clear()
@@ -65,6 +68,14 @@ def complaint_of(
             "strategy: expected one of the names that boa-train --help lists, got null.",
         ),
         ("strategy=nosuch", STRATEGIES),
+        ("strategy.verbose=perhaps", "strategy.verbose: expected true or false, got 'perhaps'."),
+        ("strategy.record=''", 'strategy.record: expected "auto", None or the path of a file'),
+        ("strategy.min_batch_size=1000", "min_batch_size is 1000 on rank 0, more than the 64 rows"),
+        ("strategy.max_batch_size=0", "min_batch_size is 1 on rank 0, above its max_batch_size 0"),
+        ("strategy.global_batch_size=2", "a global batch of 2 rows cannot give each of 4 ranks"),
+        ("strategy.batch_sizes=[1,2]", "batch_sizes: expected one number for each of the 4 ranks"),
+        ("model.optimizer=null", "model.optimizer: expected what makes an optimizer"),
+        ("model.scaling=linear", "model.scaling: expected what scaling=linear chooses"),
         ("strategy.warmup=0", "strategy.warmup: 0 leaves nothing to plan from."),
         ("cluster=nosuch", "cluster: expected one of cloud_spot_mix, "),
         (
@@ -86,6 +97,76 @@ def test_a_mistake_is_one_sentence(complaint_of: Any, override: str, sentence: s
     complaint = complaint_of(override)
     assert complaint.startswith(f"boa-train: {sentence}")
     assert complaint.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("MASTER_ADDR", "", "MASTER_ADDR: expected an address of this machine, where rank 0 is,"),
+        ("MASTER_PORT", "x", "MASTER_PORT: expected a whole number from 1 to 65535, got 'x'."),
+        ("SLURM_NTASKS", "4", "SLURM_NTASKS=4 is set, but srun has not started this process"),
+    ],
+)
+def test_variables_that_would_make_ranks_wait_are_refused(
+    complaint_of: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv(name, value)
+    for strategy in ("boa", "ddp"):
+        complaint = complaint_of("cluster=none", "trainer.devices=2", f"strategy={strategy}")
+        assert complaint.startswith(f"boa-train: {sentence}")
+        assert complaint.count("\n") == 1
+
+
+def test_a_single_task_of_slurm_trains_on_one_device() -> None:
+    refuse_slurm_without_srun({"SLURM_NTASKS": "1"}, 1)
+    refuse_slurm_without_srun({"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "bash"}, 4)
+    refuse_slurm_without_srun({"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, 4)
+    with pytest.raises(OptionError, match="SLURM_NTASKS=1 is set"):
+        refuse_slurm_without_srun({"SLURM_NTASKS": "1"}, "auto")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "output_dir",
+        "hydra.run.dir",
+        "callbacks.checkpoint.dirpath",
+        "trainer.default_root_dir",
+        "trainer.logger.save_dir",
+    ],
+)
+def test_a_place_that_cannot_be_written_is_a_mistake(
+    complaint_of: Any, tmp_path: Path, option: str
+) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "folder"
+    complaint = complaint_of(f"{option}={place}")
+    assert complaint.startswith(f"boa-train: {option}")
+    assert f": expected a folder in which files can be written, got {place} (" in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_a_profile_that_cannot_be_written_is_a_mistake(complaint_of: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    complaint = complaint_of(f"strategy.profile={tmp_path}/file/p.json")
+    assert complaint.startswith("boa-train: profile: expected a folder in which files can be")
+
+
+def test_more_backups_than_ranks_are_a_mistake(complaint_of: Any) -> None:
+    complaint = complaint_of("strategy=backup_workers", "strategy.backups=4")
+    assert complaint.startswith("boa-train: backups: expected fewer than the 4 ranks, got 4")
+
+
+def test_an_error_in_the_job_is_no_mistake_about_its_folder(
+    complaint_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(train, "check_output_places", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        complaint_of()
 
 
 def test_the_way_hydra_shows_errors_is_left_as_it_was(
@@ -170,7 +251,12 @@ def test_ranks_that_find_a_mistake_say_it_once_and_end(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "lightning_boa.cli.train", "cluster=none"),
-            *("trainer.accelerator=cpu", "trainer.devices=2", "strategy.batch_sizes=[1,2,3]"),
+            *(
+                "trainer.accelerator=cpu",
+                "trainer.devices=2",
+                "+trainer.use_distributed_sampler=false",
+            ),
+            "strategy.global_batch_size=64",
         ],
         cwd=tmp_path,
         capture_output=True,
@@ -179,7 +265,7 @@ def test_ranks_that_find_a_mistake_say_it_once_and_end(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.count("batch_sizes: expected one number for each of the 2 ranks") == 1
+    assert done.stderr.count("boa-train: global_batch_size: expected none where each rank") == 1
     assert "Traceback" not in done.stderr
 
 

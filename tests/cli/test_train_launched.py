@@ -44,9 +44,10 @@ def test_a_sweep_over_the_number_of_devices_trains_each_with_its_own_ranks(tmp_p
 
 
 def test_a_mistake_found_on_every_rank_ends_all_with_exit_code_2(tmp_path: Path) -> None:
-    done = _boa_train(tmp_path, *REAL_RANKS, "trainer.devices=2", "strategy.batch_sizes=[1,2,3]")
+    own_batches = ("+trainer.use_distributed_sampler=false", "strategy.global_batch_size=64")
+    done = _boa_train(tmp_path, *REAL_RANKS, "trainer.devices=2", *own_batches)
     assert done.returncode == 2
-    assert "boa-train: batch_sizes" in done.stderr
+    assert "boa-train: global_batch_size" in done.stderr
     assert "Traceback" not in done.stderr
 
 

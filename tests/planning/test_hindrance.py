@@ -78,6 +78,12 @@ def test_a_network_that_limits() -> None:
     assert "network" not in hindrance(state, gain=1.01, network=idle)
 
 
+def test_a_loss_is_not_laid_to_the_devices() -> None:
+    said = hindrance(warmed_up(MIXED, rows=8), gain=0.5, gain_error=0.2)
+    assert "pauses or other work" in said
+    assert "pauses" not in hindrance(warmed_up(MIXED[:1] * 2), gain=0.99)
+
+
 def test_fixed_costs_that_dominate() -> None:
     state = warmed_up((LinearTime(0.1, 0.0001), LinearTime(0.12, 0.0002)))
     said = hindrance(state, gain=1.02)

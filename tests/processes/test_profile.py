@@ -82,7 +82,7 @@ def train(rank: int, profile: Path, **scene: Any) -> Found:
 
 
 class LosesItsFolder(pl.Callback):
-    """The folder of the profile goes away during the training."""
+    """A file takes the place of the profile's folder during the training."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,6 +90,7 @@ class LosesItsFolder(pl.Callback):
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 3 and trainer.is_global_zero:
             shutil.rmtree(self.folder)
+            self.folder.touch()
 
 
 def play(rank: int, folder: str) -> dict[str, Found]:
@@ -116,7 +117,7 @@ def play(rank: int, folder: str) -> dict[str, Found]:
         "unfit without a warm-up": train(
             rank, place / "first.json", warmup=0, names=("one", "new", "three")
         ),
-        "no such folder": train(rank, place / "nowhere" / "p.json"),
+        "new folders": train(rank, place / "new" / "folder" / "p.json"),
         "a folder": train(rank, place),
         "not to be written": train(rank, Path("/proc/p.json")),
     }
@@ -130,12 +131,12 @@ TRAINED = (
     "other devices",
     "other speeds",
     "folder goes away",
+    "new folders",
 )
 REFUSED = {
     "broken": "expected made_for.parameters to be a whole number of at least 0 in .*Delete the file",
     "missing without a warm-up": "since warmup=0 .* there is no such file. Leave warmup out",
     "unfit without a warm-up": "the device of rank 1 was 'two', and here it is 'new'. Leave",
-    "no such folder": "expected a file in a folder that exists, got .*nowhere/p.json. Make",
     "a folder": "expected a file, got .* Name a file, such as .*/profile.json",
     "not to be written": "expected a folder in which files can be written, got /proc",
 }
@@ -206,6 +207,10 @@ def test_other_speeds_are_noticed_measured_and_written(found: Any) -> None:
 def test_a_file_that_cannot_be_written_later_stops_nothing(found: Any) -> None:
     assert found[0]["folder goes away"].outcome.plan == found[0]["first"].outcome.plan
     assert found[0]["folder goes away"].text == ""
+
+
+def test_folders_are_made(found: Any) -> None:
+    assert found[0]["new folders"].text
 
 
 @pytest.mark.parametrize("scene", REFUSED)

@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 import torch
 
+from .conftest import outside_the_checkout
+
 pytest.importorskip(
     "sklearn", reason="it sets variables at its first import, which a test must not"
 )
@@ -56,6 +58,33 @@ def test_every_command_that_is_named_has_its_options(script: Path) -> None:
     assert [path] in named
     for option in (word for command in named for word in command if word.startswith("--")):
         assert f'add_argument("{option}"' in code, option
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        ("language_model", ["--devices", "0"], "argument --devices: expected a whole number"),
+        ("image_classification", ["--devices", "-1"], "argument --devices: expected a whole"),
+        ("gan", ["--epochs", "0"], "argument --epochs: expected a whole number of at least 1"),
+        *(
+            (name, ["--strategy", "boat"], "You selected an invalid strategy name")
+            for name in ("gan", "image_classification", "language_model")
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    name: str,
+    arguments: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example = load(name)
+    monkeypatch.setattr("sys.argv", [f"{name}.py", *arguments])
+    with pytest.raises(SystemExit) as end:
+        example.main()
+    assert end.value.code == 2
+    assert f"{name}.py: error: {sentence}" in capsys.readouterr().err
 
 
 def test_the_page_names_nothing_else() -> None:
@@ -158,14 +187,14 @@ def check_shares(sizes: Sequence[int], *, total: int, seconds_per_row: Sequence[
         assert rows == pytest.approx(total * speed / sum(speeds), rel=0.15, abs=2)
 
 
-def run(folder: Path, *command: str) -> str:
+def run(programs: Path, folder: Path, *command: str) -> str:
     """What a script prints that a user starts in some folder; all its processes have to be gone afterwards."""
     printed = folder / "printed.txt"
     with printed.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
-            [sys.executable, *command],
+            [str(programs / "python"), *command],
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env=outside_the_checkout(),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -205,8 +234,8 @@ def rows_per_device(printed: str) -> list[list[int]]:
 
 
 @pytest.mark.full
-def test_the_image_classifier_goes_on_with_its_plan(tmp_path: Path) -> None:
-    printed = run(tmp_path, str(EXAMPLES / "image_classification.py"))
+def test_the_image_classifier_goes_on_with_its_plan(user_environment: Path, tmp_path: Path) -> None:
+    printed = run(user_environment, tmp_path, str(EXAMPLES / "image_classification.py"))
     first, second = rows_per_device(printed)
     for sizes in (first, second):
         check_shares(sizes, total=60, seconds_per_row=[2, 8, 4])
@@ -216,22 +245,26 @@ def test_the_image_classifier_goes_on_with_its_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_language_model_learns_what_one_device_learns(tmp_path: Path) -> None:
-    printed = run(tmp_path, str(EXAMPLES / "language_model.py"), "--check", "--epochs", "2")
+def test_the_language_model_learns_what_one_device_learns(
+    user_environment: Path, tmp_path: Path
+) -> None:
+    printed = run(
+        user_environment, tmp_path, str(EXAMPLES / "language_model.py"), "--check", "--epochs", "2"
+    )
     (sizes,) = rows_per_device(printed)
     check_shares(sizes, total=48, seconds_per_row=[2, 8, 4])
     assert float(re.search(r"^largest difference to one device: (.+)$", printed, re.M)[1]) < 1e-10  # type: ignore[index]
 
 
 @pytest.mark.full
-def test_the_language_model_learns(tmp_path: Path) -> None:
-    printed = run(tmp_path, str(EXAMPLES / "language_model.py"))
+def test_the_language_model_learns(user_environment: Path, tmp_path: Path) -> None:
+    printed = run(user_environment, tmp_path, str(EXAMPLES / "language_model.py"))
     assert float(re.search(r"^validation loss: (.+) per character$", printed, re.M)[1]) < 2.8  # type: ignore[index]
 
 
 @pytest.mark.full
-def test_the_gan_draws_digits(tmp_path: Path) -> None:
-    printed = run(tmp_path, str(EXAMPLES / "gan.py"))
+def test_the_gan_draws_digits(user_environment: Path, tmp_path: Path) -> None:
+    printed = run(user_environment, tmp_path, str(EXAMPLES / "gan.py"))
     (sizes,) = rows_per_device(printed)
     check_shares(sizes, total=64, seconds_per_row=[1, 3])
     before, after = re.findall(r"^distance to real digits: (\S+) (?:un)?trained$", printed, re.M)
@@ -239,10 +272,10 @@ def test_the_gan_draws_digits(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_after_is_as_good_as_before(tmp_path: Path) -> None:
+def test_after_is_as_good_as_before(user_environment: Path, tmp_path: Path) -> None:
     losses = []
     for name in ("before", "after"):
-        printed = run(tmp_path, str(EXAMPLES / "before_after" / f"{name}.py"))
+        printed = run(user_environment, tmp_path, str(EXAMPLES / "before_after" / f"{name}.py"))
         (found,) = re.findall(r"^loss: ([\d.]+)$", printed, re.M)
         losses.append(float(found))
     assert losses[1] == pytest.approx(losses[0], abs=2e-4)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+
+from .conftest import outside_the_checkout
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lightning_hydra"
 OPTIONS = ("+strategy@trainer.strategy=boa", "trainer.strategy.batch_sizes=[48,16]")
@@ -35,8 +35,8 @@ def test_the_strategy_is_a_string_or_the_group_with_its_options() -> None:
 
 
 @pytest.mark.full
-def test_it_trains_by_one_override(tmp_path: Path) -> None:
-    record, metrics = _train(tmp_path, "trainer.strategy=boa")
+def test_it_trains_by_one_override(user_environment: Path, tmp_path: Path) -> None:
+    record, metrics = _train(user_environment, tmp_path, "trainer.strategy=boa")
     first, second = (rank["boa_rows"] for rank in record["plan"]["ranks"])
     assert first + second == 64
     assert first > second  # the second device takes three times as long for a row
@@ -44,16 +44,16 @@ def test_it_trains_by_one_override(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_it_trains_with_options(tmp_path: Path) -> None:
-    _, metrics = _train(tmp_path, *OPTIONS)
+def test_it_trains_with_options(user_environment: Path, tmp_path: Path) -> None:
+    _, metrics = _train(user_environment, tmp_path, *OPTIONS)
     assert float(metrics["test/accuracy"]) > 0.8
 
 
-def _train(folder: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
+def _train(programs: Path, folder: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE / "train.py"), *overrides],
+        [str(programs / "python"), str(EXAMPLE / "train.py"), *overrides],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=outside_the_checkout(),
         capture_output=True,
         text=True,
         timeout=280,

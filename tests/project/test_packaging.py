@@ -62,6 +62,24 @@ def test_the_readme_gives_the_commands_that_ci_runs() -> None:
         assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").replace("--quiet ", "")
 
 
+def test_every_extra_that_is_named_exists(pyproject: dict[str, Any]) -> None:
+    extras = pyproject["project"]["optional-dependencies"]
+    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    named = set()
+    for path in (*texts, *(ROOT / "lightning_boa").rglob("*.py")):
+        found = re.findall(r"(?:lightning-boa|\.)\[([a-z,-]+)\]", path.read_text(encoding="utf-8"))
+        named |= {extra for each in found for extra in each.split(",")}
+    assert {"demo", "plot", "examples", "optimizers"} <= named <= set(extras)
+
+
+def test_the_examples_have_what_they_import(pyproject: dict[str, Any]) -> None:
+    extras = pyproject["project"]["optional-dependencies"]
+    imported = "".join(path.read_text("utf-8") for path in (ROOT / "examples").rglob("*.py"))
+    assert "import lightning as L" in imported
+    assert "lightning>=2.5" in extras["examples"]
+    assert "lightning-boa[demo,plot,notebook]" in extras["examples"]
+
+
 @pytest.mark.full
 def test_a_wheel_holds_conf_and_the_typing_marker(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]

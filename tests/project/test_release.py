@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
 from email.parser import HeaderParser
@@ -16,11 +12,11 @@ import pytest
 
 from lightning_boa import __version__
 
+from .conftest import command_output
+
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")
-FOLDERS = ("lightning_boa", "conf", "hydra_plugins")
 
 APPLICATION = """\
 import hydra, pytorch_lightning as pl
@@ -34,36 +30,6 @@ def main(config):
         print("rows", trainer.strategy.plan.batch_sizes, trainer.strategy.options.rebalance, trainer.global_step)
 main()
 """
-
-
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with wheel and sdist, the wheel made of the sdist."""
-    folder = tmp_path_factory.mktemp("release")
-    source = folder / "source"
-    source.mkdir()
-    for name in SOURCES:
-        shutil.copy(ROOT / name, source / name)
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)], cwd=source)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(release: Path) -> Path:
-    (wheel,) = release.glob("*.whl")
-    return wheel
-
-
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs of a new environment that holds the wheel and what it needs, nothing else."""
-    folder = tmp_path_factory.mktemp("environment")
-    _run([sys.executable, "-m", "venv", str(folder)], cwd=folder)
-    programs = folder / ("Scripts" if os.name == "nt" else "bin")
-    _install(programs, str(wheel))
-    return programs
 
 
 def test_wheel_and_sdist_hold_what_is_used(release: Path, wheel: Path) -> None:
@@ -94,59 +60,43 @@ def test_the_metadata_say_what_it_is(wheel: Path) -> None:
     assert "# lightning-boa" in metadata.get_payload()
 
 
-def test_the_commands_answer(environment: Path, tmp_path: Path) -> None:
-    for command in (["boa", "--help"], ["boa-train", "--help"], ["boa", "plan", "--help"]):
-        assert "Usage" in _run([str(environment / command[0]), *command[1:]], cwd=tmp_path) or (
-            command[0] == "boa-train"
-        )
-    assert __version__ in _run([str(environment / "boa"), "--version"], cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["boa", "--help"], "Plans the rows of each device"),
+        (["boa", "--version"], __version__),
+        (["boa", "plan", "--device", "a=1ms", "--device", "b=3ms", "-b", "64"], "gain"),
+        (["boa-train", "--help"], "strategy"),
+    ],
+    ids=lambda each: "" if isinstance(each, str) else " ".join(each[:2]),
+)
+def test_a_command_answers(
+    command: list[str], words: str, bare_environment: Path, tmp_path: Path
+) -> None:
+    program, *arguments = command
+    assert words in command_output([str(bare_environment / program), *arguments], cwd=tmp_path)
 
 
 def test_a_hydra_application_of_ten_lines_says_strategy_boa(
-    environment: Path, tmp_path: Path
+    bare_environment: Path, tmp_path: Path
 ) -> None:
     assert len(APPLICATION.splitlines()) == 10
     (tmp_path / "application.py").write_text(APPLICATION, encoding="utf-8")
     (tmp_path / "config.yaml").write_text("defaults:\n  - strategy: boa\n", encoding="utf-8")
     overrides = ["strategy.rebalance=off", "strategy.batch_sizes=[12,4]"]
-    python = str(environment / "python")
-    printed = _run([python, "application.py", *overrides], cwd=tmp_path)
+    python = str(bare_environment / "python")
+    printed = command_output([python, "application.py", *overrides], cwd=tmp_path)
     assert [line for line in printed.splitlines() if line.startswith("rows")] == [
         "rows (12, 4) off 10"
     ]
 
 
-def test_a_run_and_its_report(environment: Path, wheel: Path, tmp_path: Path) -> None:
-    _install(environment, f"{wheel}[demo,plot]")
+def test_a_run_and_its_report(user_environment: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train = [str(environment / "boa-train"), "trainer.max_epochs=2", f"hydra.run.dir={run}"]
-    printed = _run([*train, "trainer.devices=2"], cwd=tmp_path)
+    train = [str(user_environment / "boa-train"), "trainer.max_epochs=2", f"hydra.run.dir={run}"]
+    printed = command_output([*train, "trainer.devices=2"], cwd=tmp_path)
     assert "Equal split vs BOA" in printed
     report = json.loads((run / "report.json").read_text(encoding="utf-8"))
     assert sum(rank["boa_rows"] for rank in report["plan"]["ranks"]) == 32
-    _run([str(environment / "boa"), "report", str(run)], cwd=tmp_path)
+    command_output([str(user_environment / "boa"), "report", str(run)], cwd=tmp_path)
     assert "<html" in (run / "boa-report.html").read_text(encoding="utf-8")
-
-
-def _install(programs: Path, what: str) -> None:
-    pip = [str(programs / "python"), "-m", "pip", "install", "--quiet"]
-    _run([*pip, "-c", str(ROOT / "constraints.txt"), what], cwd=programs)
-
-
-def _run(command: list[str], *, cwd: Path) -> str:
-    outside = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
-    }
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**outside, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
-    return done.stdout

@@ -6,9 +6,10 @@ from html.parser import HTMLParser
 import pytest
 
 from lightning_boa.reports.html import page_of
+from lightning_boa.reports.html.page import FOLDER
 from lightning_boa.reports.run_figures import RunFigures
-from lightning_boa.reports.run_record import RunRecord
-from tests.reports.runs import PAIR, THESIS, THROTTLED, a_run, many, unmeasured
+from lightning_boa.reports.run_record import RunRecord, Saving
+from tests.reports.runs import PAIR, THESIS, THROTTLED, Device, a_run, many, unmeasured
 
 SECTIONS = [
     "headline",
@@ -23,6 +24,7 @@ SECTIONS = [
     "network",
     "software",
 ]
+STYLE = (FOLDER / "style.css").read_text(encoding="utf-8")
 VOID = {"meta", "link"}
 RUNS = {
     "one": unmeasured(["cpu"], 8),
@@ -105,6 +107,47 @@ def test_the_figures_of_the_record_are_told() -> None:
         assert told in words
 
 
+def test_only_what_was_surely_saved_is_green() -> None:
+    for seconds, classes in (
+        (10.0, {"balance saved", "large saved"}),
+        (-5.0, {"balance lost", "large lost"}),
+        (3.0, {"balance unsure", "large unsure"}),
+    ):
+        record = replace(RUNS["pair"], saving=Saving(seconds, 2.0, 10.0, 50))
+        page = Page(page_of(RunFigures(record)))
+        found = {attributes.get("class") or "" for _, attributes in page.tags}
+        assert {each for each in found if each.startswith(("balance", "large"))} == classes
+    assert "#headline .lost, #headline .unsure { color: var(--ink); }" in STYLE
+
+
+def test_what_is_longer_than_the_chart_is_marked() -> None:
+    record = RUNS["pair"]
+    spike = replace(record.blocks[20], period=1.7)
+    blocks = (*record.blocks[:20], spike, *record.blocks[21:])
+    page = Page(page_of(RunFigures(replace(record, blocks=blocks))))
+    marks = [svg for svg in page.all("svg") if svg.get("class") == "beyond"]
+    assert {mark["x"] for mark in marks} == {"0.00%", f"{100 * spike.step / blocks[-1].step:.2f}%"}
+    assert page.texts.count("1.70 s") == 1
+    assert "▲ 2 measured times are longer" in page.words
+
+
+def test_devices_of_one_name_have_a_line_for_each_speed() -> None:
+    devices = (Device("card", 0.001), Device("card", 0.003))
+    words = Page(page_of(RunFigures(a_run(devices, 64)))).words
+    assert "card (rank 0)" in words
+    assert "card (rank 1)" in words
+    assert "2 devices · global batch" in words
+    assert "2 devices of 2 kinds" in Page(page_of(RunFigures(RUNS["pair"]))).words
+
+
+def test_means_beside_medians_and_what_a_step_is_are_told() -> None:
+    words = Page(page_of(RunFigures(RUNS["pair"]))).words
+    assert words.count("are means of all steps since the warm-up") == 1
+    assert "(a micro-batch under accumulate_grad_batches)" in words
+    alone = Page(page_of(RunFigures(RUNS["warm-up only"]))).words
+    assert "are means of all steps" not in alone
+
+
 def test_a_bar_is_as_long_as_its_part_of_the_step() -> None:
     figures = RunFigures(RUNS["pair"])
     page = Page(page_of(figures))
@@ -137,7 +180,7 @@ def test_what_was_not_measured_is_one_sentence() -> None:
         "No computation was measured",
         "Fewer than two steps were measured",
         "None: the devices were not watched",
-        "None: the shares were given",
+        "Nothing was tried: the shares were given",
         "Communication was not measured",
     ):
         assert sentence in words

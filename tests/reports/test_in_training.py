@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -85,6 +86,17 @@ def test_the_last_words() -> None:
     assert "10.0 s lost" in summary(record(Saving(-10.0, 1.0, 100.0, 1000)))
     assert summary(record(Saving(1.0, 1.0, 100.0, 9), "too little")) == "Too little."
     assert summary(record(None, "nothing was measured")) == "Nothing was measured."
+    assert summary(record(None)).startswith(
+        "The training ended before enough steps had been watched"
+    )
+    assert summary(record(Saving(0.0, 0.0, 0.0, 0))) == summary(record(None))
+    assert "Nothing saved that noise does not explain" in summary(record(Saving(1.0, 1.0, 9.0, 9)))
+    assert "shares were equal" in summary(record(Saving(0.0, 0.0, 9.0, 9)))
+    plan = PlanReport(record(None).plan.ranks, equal_step_seconds=0.2, boa_step_seconds=0.1)
+    assert summary(replace(record(None), plan=plan)) == (
+        "As the warm-up has measured it, a step takes 100 ms instead of 200 ms under the equal split, 2.00 times as"
+        " fast."
+    )
     both = summary(record(Saving(3.0, 1.0, 100.0, 1000), "the devices differ too little"))
     assert "saved" in both
     assert both.endswith("The devices differ too little.")

@@ -7,7 +7,16 @@ import pytest
 
 from lightning_boa.planning import StepRecord
 from lightning_boa.reports.run_figures import RunFigures
-from tests.reports.runs import BLOCK, PAIR, THESIS, THROTTLED, a_run, many, unmeasured
+from tests.reports.runs import (
+    BLOCK,
+    PAIR,
+    THESIS,
+    THROTTLED,
+    Device,
+    a_run,
+    many,
+    unmeasured,
+)
 
 
 def _step(step: int, rank: int, rows: int, compute: float, communication: float) -> StepRecord:
@@ -127,6 +136,34 @@ def test_devices_of_one_name_are_one_kind_and_the_fastest_comes_first() -> None:
         ("M2000", 1),
     ]
     assert sum(kind.share_of_rows for kind in kinds) == pytest.approx(1)
+
+
+def test_devices_of_one_name_but_unlike_speed_or_rows_are_told_apart() -> None:
+    devices = (Device("a", 0.001), Device("a", 0.003), Device("a", 0.00105), Device("b", 0.002))
+    record = a_run(devices, 256)
+    kinds = RunFigures(record).kinds
+    assert [(kind.name, kind.ranks) for kind in kinds] == [("a", (0, 2)), ("b", (3,)), ("a", (1,))]
+    least, most = kinds[0].least_and_most_rows_per_second or (0.0, 0.0)
+    assert 1 < most / least < 1.1
+    rows = [rank.boa_rows for rank in record.plan.ranks]
+    assert kinds[0].least_and_most_rows == (rows[2], rows[0])
+    given = unmeasured(["a"] * 3, 96)
+    ranks = tuple(
+        replace(rank, boa_rows=rows)
+        for rank, rows in zip(given.plan.ranks, (48, 16, 32), strict=True)
+    )
+    kinds = RunFigures(replace(given, plan=replace(given.plan, ranks=ranks))).kinds
+    assert [kind.ranks for kind in kinds] == [(0,), (2,), (1,)]
+    assert [kind.least_and_most_rows_per_second for kind in kinds] == [None] * 3
+
+
+def test_rows_that_differ_by_rounding_are_one_kind() -> None:
+    given = unmeasured(["a"] * 3, 6)
+    ranks = tuple(
+        replace(rank, boa_rows=rows) for rank, rows in zip(given.plan.ranks, (1, 2, 3), strict=True)
+    )
+    figures = RunFigures(replace(given, plan=replace(given.plan, ranks=ranks)))
+    assert [kind.ranks for kind in figures.kinds] == [(0, 1, 2)]
 
 
 def test_of_many_ranks_a_few_are_shown_among_them_the_one_that_all_wait_for() -> None:

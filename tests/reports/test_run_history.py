@@ -56,6 +56,7 @@ def trained(
     slower: dict[int, tuple[int, float]] | None = None,
     common: tuple[int, float] | None = None,
     forgets: bool = False,
+    disturbed: tuple[int, float] = (0, 1.0),
 ) -> Trained:
     """A training under the real loop; ``saved`` are the seconds that the same steps would have taken more under the
     equal split, the same noise included, since the first block."""
@@ -68,6 +69,7 @@ def trained(
         factors = np.exp(noise * random.standard_normal(len(models)))
         for rank, (first, factor) in (slower or {}).items():
             factors[rank] *= factor if step >= first else 1.0
+        factors *= disturbed[1] if step < disturbed[0] else 1.0
         factors *= common[1] if common is not None and step >= common[0] else 1.0
         now, equal = (
             np.array([float(model.seconds(n)) for model, n in zip(models, split, strict=True)])
@@ -147,6 +149,14 @@ def test_batches_that_take_all_ranks_longer_are_longer_under_the_equal_split_too
     assert found is not None
     assert found.seconds == pytest.approx(run.saved, rel=0.02)
     assert found.seconds > 2 * trained(MIXED, 600).saved
+
+
+def test_noise_in_the_few_equal_steps_is_no_saving() -> None:
+    run = trained(MIXED, 300, disturbed=(7, 1.6))
+    found = run.record().saving
+    assert found is not None
+    assert run.state.equal_step_seconds > 1.4 * 0.276
+    assert found.seconds < 1.2 * run.saved
 
 
 def test_steps_that_were_measured_together_stand_for_those_until_the_next_ones() -> None:

@@ -19,10 +19,12 @@ def test_a_panel_for_each_split_and_one_for_the_run() -> None:
     titles = [axes.get_title("left") for axes in panels]
     assert [title.split(":")[0] for title in titles] == ["Equal shares", "BOA, from step 165 on"]
     assert run.get_title("left") == "The run over time"
-    period, equal, changed = run.get_lines()
+    period, equal, changed, beyond = run.get_lines()
     assert len(period.get_xdata()) == 20 + 40
     assert len(equal.get_xdata()) == 40
     assert list(changed.get_xdata()) == [165, 165]
+    assert list(beyond.get_xdata()) == [0]
+    assert "one measured time is longer" in run.get_xlabel()
 
 
 def test_names_are_no_mathematics(tmp_path: Path) -> None:

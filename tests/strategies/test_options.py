@@ -53,6 +53,12 @@ REFUSED: list[tuple[str, Any]] = [
     ("profile", ""),
     ("profile", b"p.json"),
     ("profile", ["p.json"]),
+    ("verbose", "perhaps"),
+    ("verbose", 1),
+    ("verbose", None),
+    ("record", 3),
+    ("record", ""),
+    ("record", False),
 ]
 REFUSED_BY_PYTHON: list[tuple[str, Any]] = [
     ("batch_sizes", 5),

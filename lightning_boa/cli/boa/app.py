@@ -13,6 +13,7 @@ from lightning_boa.cli.boa.doctor import doctor
 from lightning_boa.cli.boa.plan import plan
 from lightning_boa.cli.boa.report import report
 from lightning_boa.cli.boa.simulate import simulate
+from lightning_boa.cli.checked import with_its_stop
 from lightning_boa.errors import BoaError
 
 USER_MISTAKE = 2
@@ -85,7 +86,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _refuse(sentence: str) -> int:
-    print(f"boa: {sentence}", file=sys.stderr)
+    print(f"boa: {with_its_stop(sentence.strip())}", file=sys.stderr)
     return USER_MISTAKE
 
 

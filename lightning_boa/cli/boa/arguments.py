@@ -109,7 +109,7 @@ def network_of(
     """What the options say of communication.
 
     Raises:
-        OptionError: both sizes, or a quantity that is none.
+        OptionError: both sizes, a latency without either, or a quantity that is none.
     """
     if gradient_bytes is not None and parameters is not None:
         raise OptionError("--gradient-bytes: expected this or --parameters, got both.")
@@ -118,7 +118,11 @@ def network_of(
         size = byte_count("--gradient-bytes", gradient_bytes)
     if parameters is not None:
         size = BYTES_OF_A_WEIGHT * parameter_count("--parameters", parameters)
-    return Network(size, source.latency if latency is None else seconds("--latency", latency))
+    if latency is None:
+        return Network(size, source.latency)
+    empty_message = seconds("--latency", latency)
+    _refuse_without_size("--latency", size)
+    return Network(size, empty_message)
 
 
 def linked(
@@ -137,17 +141,21 @@ def linked(
                 f"none for {unknown[0].device.name!r}."
             )
         return tuple(members)
-    if not network.gradient_bytes:
-        raise OptionError(
-            "--bandwidth: expected --gradient-bytes or --parameters beside it, got neither."
-        )
     rate = bytes_per_second("--bandwidth", bandwidth)
+    _refuse_without_size("--bandwidth", network.gradient_bytes)
     return tuple(
         member
         if _has_link(member)
         else replace(member, device=msgspec.structs.replace(member.device, bandwidth=rate))
         for member in members
     )
+
+
+def _refuse_without_size(option: str, gradient_bytes: float) -> None:
+    if not gradient_bytes:
+        raise OptionError(
+            f"{option}: expected --gradient-bytes or --parameters above 0 beside it, got neither."
+        )
 
 
 def _has_link(member: Member) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lightning_boa.cli.boa.arguments import JsonOption
 from lightning_boa.cli.doctor.examination import (
     Looks,
     ThisMachine,
@@ -27,37 +28,53 @@ FAILURE_FOUND = 1
 RANKS_ON_THE_PROCESSOR = 2
 MOST_RANKS = 64
 A_DAY = 86_400
+GROUP = "Process group"
 
 
 def doctor(
     ranks: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            help="Ranks of the pre-flight; by default one per device, without devices two."
+            "--ranks",
+            metavar="COUNT",
+            help="Ranks to start, by default one per device, or two without devices.",
+            rich_help_panel=GROUP,
+            show_default=False,
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that the pre-flight may take.")] = 30.0,
+    timeout: Annotated[
+        str,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            help="How long the ranks may take.",
+            rich_help_panel=GROUP,
+        ),
+    ] = "30",
     group: Annotated[
-        bool, typer.Option("--group/--no-group", help="Start real ranks and let them exchange.")
+        bool,
+        typer.Option(
+            "--group/--no-group",
+            help="Starts real ranks that exchange messages.",
+            rich_help_panel=GROUP,
+        ),
     ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Look at devices, links, versions and a process group, and say what will hold boa back.
+    """Looks at devices, links, versions and a process group, and says what will hold boa back.
 
-    Under torchrun or srun it examines that launch, and rank 0 prints for all. The exit code is 1 where a problem was
-    found.
+    Under torchrun or srun it examines that launch, and rank 0 prints for all. It exits with 1 where it finds a problem.
     """
-    number("--timeout", timeout, least=1, below=A_DAY)
+    seconds = number("--timeout", _read_as(float, timeout), least=1, below=A_DAY)
+    wanted = None
     if ranks is not None:
-        whole_number("--ranks", ranks, least=1, most=MOST_RANKS)
+        wanted = whole_number("--ranks", _read_as(int, ranks), least=1, most=MOST_RANKS)
     with Console(stderr=True, quiet=as_json).status("Looking at the machine") as status:
         try:
             examination = _examine(
                 ThisMachine(),
-                ranks,
-                timeout if group else None,
+                wanted,
+                seconds if group else None,
                 lambda what: status.update(f"Looking at: {what}"),
             )
         except UnreachableError as error:
@@ -73,10 +90,19 @@ def doctor(
         raise typer.Exit(FAILURE_FOUND)
 
 
+def _read_as(kind: Callable[[str], float], text: str) -> float | str:
+    """The number that was typed, or the text where it is none."""
+    try:
+        return kind(text)
+    except ValueError:
+        return text
+
+
 def _examine(
     looks: Looks, ranks: int | None, seconds: float | None, say: Callable[[str], None]
 ) -> Examination | None:
     """None on the ranks of a launch that have nothing to print."""
+    say("torch")
     launch = launch_of(looks.environment)
     if launch is not None and ranks is not None:
         raise OptionError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning_boa.cli.boa.sources import Member, Source
-from lightning_boa.errors import OptionError, PlanError
+from lightning_boa.errors import BoaValueError, OptionError, PlanError
 from lightning_boa.planning import (
     BatchPlan,
     Parkable,
@@ -18,12 +19,19 @@ from lightning_boa.planning import (
     choose_workers,
     equal_split,
     plan_batches,
+    predicted_plan,
     row_bounds,
 )
 from lightning_boa.planning.words import passes_in_words
 from lightning_boa.reports.plan_report import PlanReport, predicted_report
 
 WORTH_SAYING = 0.01
+_TYPED = {
+    "min_batch_size": "--min",
+    "max_batch_size": "--max",
+    "granularity": "--granularity",
+    "global_batch_size": "--global-batch",
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,8 @@ class Outlook:
 class Fleet:
     """Devices, the bounds of their rows, and what they exchange.
 
-    ``newcomers`` are the least and most rows of devices that were not there from the beginning.
+    ``newcomers`` are the least and most rows of devices that were not there from the beginning, ``plan_in_use`` the
+    rows of each device in the plan that they train with, if that is known.
     """
 
     members: tuple[Member, ...]
@@ -90,14 +99,26 @@ class Fleet:
     granularity: int = 1
     parks: bool = False
     newcomers: tuple[int, int | None] = (1, None)
+    plan_in_use: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, source: Source, network: Network) -> Fleet:
         """The devices of a source."""
-        return cls(source.members, network, source.granularity, source.parks)
+        return cls(
+            source.members,
+            network,
+            source.granularity,
+            source.parks,
+            plan_in_use=source.plan_in_use,
+        )
 
     def with_members(self, members: Sequence[Member]) -> Fleet:
+        """The same with what else is known of the same devices."""
         return replace(self, members=tuple(members))
+
+    def changed_to(self, members: Sequence[Member]) -> Fleet:
+        """Other devices with the same network, for which no plan is in use."""
+        return replace(self, members=tuple(members), plan_in_use=None)
 
     def with_bounds(
         self,
@@ -138,14 +159,19 @@ class Fleet:
         return tuple(member.device.name for member in self.members)
 
     def outlook(self, rows: int) -> Outlook:
-        """The plan of a global batch of so many rows.
+        """The plan of a global batch of so many rows; the one in use where no other is clearly faster.
 
         Raises:
-            PlanError: no split keeps the bounds.
+            OptionError: no split keeps the bounds.
         """
         bounds = self._bounds(rows)
-        plan = plan_batches(self._models, rows, **bounds)
-        lower, upper = row_bounds(len(self.members), rows, **bounds)
+        try:
+            plan = plan_batches(self._models, rows, **bounds)
+            lower, upper = row_bounds(len(self.members), rows, **bounds)
+        except BoaValueError as error:
+            _refuse_as_typed(error)
+        in_use = self._still_in_use(plan, lower, upper)
+        plan = in_use or plan
         equal = equal_split(
             len(self.members), rows, granularity=self.granularity, lower=lower, upper=upper
         )
@@ -154,6 +180,8 @@ class Fleet:
         communication = float(self._ring.seconds(ranks, slowest_link))
         report = predicted_report(plan, self._models, equal.batch_sizes, self.names, communication)
         reason = _reason(report, plan, communicates=communication > 0)
+        if in_use is not None:
+            reason += f"; it is the plan that the training used, and no other is {WORTH_SAYING:.0%} faster"
         return Outlook(plan, replace(report, reason=reason), communication)
 
     def best_workers(self, outlook: Outlook) -> WorkerSet | None:
@@ -173,6 +201,26 @@ class Fleet:
             return choose_workers(self._models, rows, self._ring, **self._bounds(rows))
         except PlanError:
             return None
+
+    def _still_in_use(
+        self, fastest: BatchPlan, lower: Sequence[int], upper: Sequence[int]
+    ) -> BatchPlan | None:
+        """The plan in use, if the devices, rows and bounds still permit it and ``fastest`` gains next to nothing."""
+        sizes = self.plan_in_use
+        if sizes is None or len(sizes) != len(self.members):
+            return None
+        keeps_bounds = all(
+            low <= size <= high for low, size, high in zip(lower, sizes, upper, strict=True)
+        )
+        uneven = sum(size % self.granularity > 0 for size in sizes)
+        if not keeps_bounds or uneven > 1 or sum(sizes) != fastest.global_batch_size:
+            return None
+        plan = predicted_plan(self._models, sizes).in_passes(
+            [member.device.rows_at_once for member in self.members]
+        )
+        assert plan.step_seconds is not None
+        assert fastest.step_seconds is not None
+        return plan if plan.step_seconds < (1 + WORTH_SAYING) * fastest.step_seconds else None
 
     @cached_property
     def _models(self) -> tuple[TimeModel, ...]:
@@ -203,6 +251,17 @@ class Fleet:
                 f"{option}: expected one number, or one for each of {len(self.members)} devices, got {len(values)}."
             )
         return list(values) * (len(self.members) // len(values))
+
+
+def _refuse_as_typed(error: BoaValueError) -> NoReturn:
+    """The same error with the options of the command instead of the strategy's."""
+
+    def typed(found: re.Match[str]) -> str:
+        option = _TYPED[found.group(1)]
+        return option if found.group(2) is None else f"{option} {found.group(2)}"
+
+    names = "|".join(_TYPED)
+    raise OptionError(re.sub(rf"\b({names})(?:=(\d+))?", typed, str(error))) from error
 
 
 def _reason(report: PlanReport, plan: BatchPlan, *, communicates: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -9,9 +10,21 @@ import msgspec
 from rich.console import Console
 
 
+class _Plain(Console):
+    """Prints no blanks at the ends of lines where nobody sees them."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
+
+
 def console() -> Console:
-    """What people read, on stdout."""
-    return Console(highlight=False)
+    """What people read, on stdout; plain lines without blanks at their ends where it is no terminal."""
+    return _Plain(highlight=False)
 
 
 def say(output: Console, sentence: str) -> None:

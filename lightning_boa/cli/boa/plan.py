@@ -29,6 +29,7 @@ from lightning_boa.cli.boa.files import picture_path
 from lightning_boa.cli.boa.fleet import WORTH_SAYING, Fleet, Outlook
 from lightning_boa.cli.boa.output import console, print_json, say
 from lightning_boa.cli.boa.plan_tables import (
+    Impossible,
     Scenario,
     best_scenario,
     plan_dict,
@@ -39,7 +40,7 @@ from lightning_boa.cli.boa.plan_tables import (
 from lightning_boa.cli.boa.quantities import whole_number, whole_numbers
 from lightning_boa.cli.boa.scenarios import applied
 from lightning_boa.cli.boa.sources import Source, source_of
-from lightning_boa.errors import BoaValueError, OptionError
+from lightning_boa.errors import OptionError
 from lightning_boa.planning import WorkerSet
 from lightning_boa.reports.folded import MOST_RANKS, folded_plan_table
 from lightning_boa.reports.tables import comparison_table, milliseconds
@@ -144,7 +145,7 @@ def plan(
     batches = (
         (default_rows(given),)
         if global_batch is None
-        else whole_numbers("--global-batch", global_batch, least=1)
+        else sorted(set(whole_numbers("--global-batch", global_batch, least=1)))
     )
     file = None if picture is None else _picture_of(picture, fleet, batches)
     if len(batches) > 1:
@@ -152,7 +153,7 @@ def plan(
             raise OptionError(
                 f"--global-batch: expected one number beside --what-if, got {len(batches)}."
             )
-        outlooks = [fleet.outlook(rows) for rows in sorted(set(batches))]
+        outlooks = [fleet.outlook(rows) for rows in batches]
         _show_sweep(given, fleet, outlooks, json=json)
         return
     (rows,) = batches
@@ -164,6 +165,9 @@ def plan(
     ]
     if grow and not answers:
         raise OptionError("--grow: expected --what-if beside it, got none.")
+    impossible = [each for each in answers if isinstance(each, Impossible)]
+    if impossible and len(impossible) == len(answers):
+        raise OptionError(f"--what-if {impossible[0].name}: {impossible[0].reason}")
     prediction = Prediction(given, fleet, outlook, fleet.best_workers(outlook), answers)
     if file is not None:
         _draw(outlook, file)
@@ -181,7 +185,7 @@ class Prediction:
     fleet: Fleet
     outlook: Outlook
     workers: WorkerSet | None
-    scenarios: Sequence[Scenario]
+    scenarios: Sequence[Scenario | Impossible]
 
     def show(self, output: Console) -> None:
         rows = self.outlook.plan.global_batch_size
@@ -199,7 +203,8 @@ class Prediction:
             now = Scenario(NOW, len(self.fleet.members), self.outlook)
             output.print()
             output.print(scenario_table(now, self.scenarios))
-            say(output, best_scenario(now, self.scenarios))
+            possible = [each for each in self.scenarios if isinstance(each, Scenario)]
+            say(output, best_scenario(now, possible))
 
     def to_dict(self) -> dict[str, Any]:
         workers = self.workers
@@ -240,16 +245,21 @@ class Prediction:
 
 def _scenarios(
     question: str, fleet: Fleet, rows: int, bandwidth: str | None, *, grow: bool
-) -> list[Scenario]:
+) -> list[Scenario | Impossible]:
     members = linked(applied(question, fleet.members, fleet.newcomers), bandwidth, fleet.network)
-    other = fleet.with_members(members)
+    other = fleet.changed_to(members)
     batches = [rows]
     if grow and len(members) != len(fleet.members):
         batches.append(max(1, round(rows * len(members) / len(fleet.members))))
+    return [_answer(question, other, each) for each in batches]
+
+
+def _answer(question: str, fleet: Fleet, rows: int) -> Scenario | Impossible:
+    devices = len(fleet.members)
     try:
-        return [Scenario(question, len(members), other.outlook(each)) for each in batches]
-    except BoaValueError as error:
-        raise OptionError(f"--what-if {question}: {error}") from error
+        return Scenario(question, devices, fleet.outlook(rows))
+    except OptionError as error:
+        return Impossible(question, devices, rows, f"{error}".removesuffix("."))
 
 
 def _show_sweep(source: Source, fleet: Fleet, outlooks: Sequence[Outlook], *, json: bool) -> None:

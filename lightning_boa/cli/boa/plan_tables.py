@@ -15,6 +15,7 @@ from lightning_boa.reports.tables import factor, milliseconds, new_table
 
 PAYING = 0.05
 RANKS_LISTED = 8
+NO_FIGURES = ("-",) * 4
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,31 @@ class Scenario:
         }
 
 
+@dataclass(frozen=True)
+class Impossible:
+    """A question without an answer.
+
+    Args:
+        name: the question.
+        devices: how many there would be.
+        rows: of the global batch.
+        reason: why no plan exists.
+    """
+
+    name: str
+    devices: int
+    rows: int
+    reason: str
+
+    def to_dict(self, now: Scenario) -> dict[str, Any]:
+        return {
+            "scenario": self.name,
+            "devices": self.devices,
+            "global_batch_size": self.rows,
+            "not_possible": self.reason,
+        }
+
+
 def plan_dict(outlook: Outlook) -> dict[str, Any]:
     """A predicted plan as plain values."""
     report = outlook.report
@@ -66,15 +92,20 @@ def plan_dict(outlook: Outlook) -> dict[str, Any]:
     }
 
 
-def scenario_table(now: Scenario, scenarios: Sequence[Scenario]) -> Table:
-    """One line per scenario, the present devices first."""
+def scenario_table(now: Scenario, scenarios: Sequence[Scenario | Impossible]) -> Table:
+    """One line per scenario, the present devices first; of one that is not possible it says why."""
     table = new_table("What if")
     table.add_column("scenario", overflow="fold")
     for heading in ("devices", "rows", "equal\n(ms)", "BOA\n(ms)", "rows/s", "against\nnow"):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in (now, *scenarios):
+        name = each.name.replace(",", ", ")
+        if isinstance(each, Impossible):
+            said = f"{name}\nnot possible: {each.reason}"
+            table.add_row(Text(said), f"{each.devices:,}", f"{each.rows:,}", *NO_FIGURES)
+            continue
         table.add_row(
-            Text(each.name.replace(",", ", ")),
+            Text(name),
             f"{each.devices:,}",
             *_figures(each.outlook),
             factor(each.against(now)),

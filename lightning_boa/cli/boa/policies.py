@@ -20,6 +20,7 @@ from lightning_boa.simulation import (
 
 OPTION = "--policies"
 EQUAL = "ddp"
+BACKUP_WORKERS = "backup_workers"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class _Kind:
 _KINDS = {
     EQUAL: _Kind(EqualSplit),
     "parameter_server": _Kind(ParameterServer),
-    "backup_workers": _Kind(lambda: BackupWorkers(1), BackupWorkers),
+    BACKUP_WORKERS: _Kind(lambda: BackupWorkers(1), BackupWorkers),
     "asynchronous": _Kind(Asynchronous, Asynchronous),
     "proportional": _Kind(Proportional, Proportional),
     "lb_bsp": _Kind(LbBsp, LbBsp),
@@ -70,4 +71,7 @@ def _with_number(name: str, kind: _Kind, number: str) -> Policy:
         raise OptionError(
             f"{OPTION}: expected a whole number after {name}=, as in {name}=2, got {number!r}."
         )
-    return kind.with_number(int(number))
+    try:
+        return kind.with_number(int(number))
+    except OptionError as error:
+        raise OptionError(f"{OPTION} {name}={number}: {error}") from error

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from lightning_boa.errors import OptionError
+from lightning_boa.planning.bounds import MOST_ROWS
 
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
@@ -17,7 +18,6 @@ _BYTES = {
     **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", 1)},
 }
 _RATES = {
-    "": 1.0,
     **{f"{unit}/s": size for unit, size in _BYTES.items() if unit},
     **{f"{prefix}bit/s": 1000.0**power / 8 for power, prefix in enumerate(["", *"kMGT"])},
 }
@@ -34,8 +34,8 @@ def byte_count(option: str, text: str) -> float:
 
 
 def bytes_per_second(option: str, text: str) -> float:
-    """Bytes per second of "10Gbit/s", "1.25GB/s" or "1.25e9"; never 0."""
-    expected = "bytes per second above 0 (MB/s, GB/s, Mbit/s, Gbit/s), as in 10Gbit/s"
+    """Bytes per second of "10Gbit/s" or "1.25GB/s"; a unit is needed, and never 0."""
+    expected = "a rate above 0 with a unit (MB/s, GB/s, Mbit/s, Gbit/s), as in 10Gbit/s"
     rate = _quantity(option, text, _RATES, expected)
     if rate == 0:
         raise OptionError(f"{option}: expected {expected}, got {text!r}.")
@@ -60,7 +60,7 @@ def whole_number(option: str, text: str, *, least: int) -> int:
     """The number of "64"."""
     if not _is_whole(text, least):
         raise OptionError(f"{option}: expected a whole number of at least {least}, got {text!r}.")
-    return int(text)
+    return _not_above(MOST_ROWS, option, int(text))
 
 
 def whole_numbers(option: str, text: str, *, least: int) -> tuple[int, ...]:
@@ -70,11 +70,17 @@ def whole_numbers(option: str, text: str, *, least: int) -> tuple[int, ...]:
         raise OptionError(
             f"{option}: expected a whole number of at least {least}, or several with commas between them, got {text!r}."
         )
-    return tuple(map(int, parts))
+    return tuple(_not_above(MOST_ROWS, option, int(part)) for part in parts)
 
 
 def _is_whole(text: str, least: int) -> bool:
-    return re.fullmatch(r"\s*[0-9]{1,15}\s*", text) is not None and int(text) >= least
+    return re.fullmatch(r"\s*[0-9]{1,100}\s*", text) is not None and int(text) >= least
+
+
+def _not_above(most: int, option: str, number: int) -> int:
+    if number > most:
+        raise OptionError(f"{option}: expected at most {most:,}, got {number:,}.")
+    return number
 
 
 def _quantity(option: str, text: str, units: Mapping[str, float], expected: str) -> float:

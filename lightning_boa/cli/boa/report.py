@@ -138,8 +138,8 @@ def _show(figures: RunFigures) -> None:
     if record.rebalancings:
         output.print(rebalancing_table(record.rebalancings))
     say(output, f"How it ended: {run_words.ending(record.outcome)}, {_steps(record.last_step)}.")
-    hindrance = run_words.sentence(record.hindrance)
-    if hindrance and hindrance != below:
+    hindrance = run_words.hindrance(figures)
+    if hindrance:
         say(output, f"What held it back: {hindrance}")
     if plan.network:
         say(output, f"Network: {plan.network}.")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, TaskID
 
 from lightning_boa.cli.boa.arguments import (
     BandwidthOption,
@@ -26,16 +26,20 @@ from lightning_boa.cli.boa.arguments import (
 )
 from lightning_boa.cli.boa.files import picture_path
 from lightning_boa.cli.boa.output import console, print_json, say
-from lightning_boa.cli.boa.policies import EQUAL, NAMES, policies_of
+from lightning_boa.cli.boa.policies import BACKUP_WORKERS, EQUAL, NAMES, OPTION, policies_of
 from lightning_boa.cli.boa.quantities import share, whole_number
 from lightning_boa.cli.boa.sources import Source, source_of
 from lightning_boa.cli.simulated import simulated_cluster
+from lightning_boa.errors import OptionError
 from lightning_boa.reports.simulation import SimulatedPolicy, simulation_table, verdicts
-from lightning_boa.simulation import Cluster, EqualSplit, Simulated
+from lightning_boa.simulation import Cluster, EqualSplit, Policy, Simulated
 from lightning_boa.simulation import simulate as simulate_policy
 
 TRAINING = "Training"
+ALL = ",".join(NAMES)
 CHANGES_SAID = 8
+MOST_STEPS_OF_ALL = 2_000_000
+SHOWN_PART = 0.005
 
 
 def simulate(
@@ -50,7 +54,7 @@ def simulate(
             rich_help_panel=TRAINING,
             show_default=False,
         ),
-    ] = ",".join(NAMES),
+    ] = ALL,
     global_batch: Annotated[
         str | None,
         typer.Option(
@@ -99,6 +103,8 @@ def simulate(
     network = network_of(gradient_bytes, parameters, latency, given)
     members = linked(given.members, bandwidth, network)
     chosen = policies_of(policies)
+    if policies == ALL and len(members) == 1:
+        del chosen[BACKUP_WORKERS]
     cluster = simulated_cluster(
         [member.device for member in members],
         network.gradient_bytes,
@@ -112,21 +118,29 @@ def simulate(
         if global_batch is None
         else whole_number("--global-batch", global_batch, least=1)
     )
-    count = whole_number("--steps", steps, least=1)
+    count = _steps(steps, len(members))
     noise_seed = whole_number("--seed", seed, least=0)
     file = None if picture is None else picture_path("--picture", picture)
     trainings = {EQUAL: EqualSplit(), **chosen}
-    progress = Console(stderr=True)
-    results = {
-        name: simulate_policy(cluster, policy, global_batch_size=rows, steps=count, seed=noise_seed)
-        for name, policy in track(
-            trainings.items(),
-            description="Simulating",
-            console=progress,
-            transient=True,
-            disable=json or not progress.is_terminal,
-        )
-    }
+    console_of_progress = Console(stderr=True)
+    with Progress(
+        console=console_of_progress,
+        transient=True,
+        disable=json or not console_of_progress.is_terminal,
+    ) as progress:
+        task = progress.add_task("Simulating", total=len(trainings))
+        results = {
+            name: _trained(
+                name,
+                policy,
+                Part(progress, task, number),
+                cluster=cluster,
+                global_batch_size=rows,
+                steps=count,
+                seed=noise_seed,
+            )
+            for number, (name, policy) in enumerate(trainings.items())
+        }
     comparison = Comparison(given, cluster, rows, results, tuple(chosen))
     if file is not None:
         comparison.draw(file)
@@ -134,6 +148,36 @@ def simulate(
         print_json(comparison.to_dict())
     else:
         comparison.show(console())
+
+
+def _steps(text: str, devices: int) -> int:
+    steps = whole_number("--steps", text, least=1)
+    if steps * devices > MOST_STEPS_OF_ALL:
+        raise OptionError(
+            f"--steps: expected at most {MOST_STEPS_OF_ALL // devices:,} for {devices:,} devices (steps x devices up "
+            f"to {MOST_STEPS_OF_ALL:,}), got {steps:,}."
+        )
+    return steps
+
+
+def _trained(name: str, policy: Policy, part: Part, **options: Any) -> Simulated:
+    try:
+        return simulate_policy(policy=policy, progress=part, **options)
+    except OptionError as error:
+        raise OptionError(f"{OPTION} {name}: {error}") from error
+
+
+class Part:
+    """Shows how far one of the simulations is, in steps that an eye can see."""
+
+    def __init__(self, progress: Progress, task: TaskID, before: int) -> None:
+        self._progress, self._task, self._before = progress, task, before
+        self._next = 0.0
+
+    def __call__(self, done: float) -> None:
+        if done >= self._next:
+            self._next = done + SHOWN_PART
+            self._progress.update(self._task, completed=self._before + done)
 
 
 @dataclass(frozen=True)

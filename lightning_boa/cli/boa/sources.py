@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from lightning_boa.cli.boa.files import read_values
 from lightning_boa.cli.boa.typed_devices import SYNTAX, typed_devices
-from lightning_boa.cli.checked import checked, nearest
+from lightning_boa.cli.checked import checked, nearest, shown
 from lightning_boa.cli.devices import (
     FIELDS,
     Bandwidth,
@@ -53,7 +53,9 @@ class Source:
         latency: of an empty message, in seconds.
         restart_seconds: what it costs to go on without a device that has failed.
         server_bandwidth: of the link of a parameter server, in bytes per second.
-        note: a sentence about what was left out; empty else.
+        plan_in_use: the rows of each device in the plan of the training that left the source; None where there is
+            none, or not one for all of these devices.
+        note: a sentence about what was left out or changed; empty else.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Source:
     latency: float = 0.0
     restart_seconds: float = 0.0
     server_bandwidth: float = math.inf
+    plan_in_use: tuple[int, ...] | None = None
     note: str = ""
 
     @property
@@ -116,10 +119,13 @@ def _named(given: str) -> Source:
     shipped = shipped_clusters()
     if given in shipped:
         return _from_file(shipped[given], given)
+    if not given.strip():
+        raise OptionError(f"devices: expected a file or one of {', '.join(shipped)}, got no name.")
     path = Path(given)
-    if not path.exists() and not path.suffix:
+    if not path.exists() and path.name == given and not path.suffix:
         raise OptionError(
-            f"devices: expected a file or one of {', '.join(shipped)}, got {given!r}{nearest(given, shipped)}"
+            f"devices: expected a file or one of {', '.join(shipped)}, got {given!r}, and there is no such file"
+            f"{nearest(given, shipped)}"
         )
     return _from_file(path, given)
 
@@ -134,7 +140,7 @@ def _from_file(path: Path, name: str) -> Source:
             'profile="profile.json" leaves a profile.'
         )
     if not isinstance(values, dict):
-        came = "an empty file" if values is None else f"a {type(values).__name__}"
+        came = "an empty file" if values is None else shown(values)
         raise OptionError(f"{path}: expected the field devices with a list of devices, got {came}.")
     file = checked(_File, values, name, _FILE_FIELDS)
     devices = devices_of(file.devices, f"{name}: devices")
@@ -144,6 +150,18 @@ def _from_file(path: Path, name: str) -> Source:
         latency=file.latency * file.times,
         restart_seconds=file.restart_seconds,
         server_bandwidth=file.server_bandwidth,
+        note=_about_falling_times(devices),
+    )
+
+
+def _about_falling_times(devices: Sequence[Device]) -> str:
+    falling = [device.name for device in devices if device.is_falling]
+    if not falling:
+        return ""
+    names = ", ".join(list(dict.fromkeys(falling))[:RANKS_NAMED])
+    return (
+        f"The measured seconds of {names} fall where rows rise; neighbours are averaged until they do not, since more "
+        "rows never take less time here: better measure again."
     )
 
 
@@ -178,6 +196,7 @@ def _from_profile(profile: Profile, name: str) -> Source:
         global_batch_size=whole,
         granularity=made_for.granularity,
         parks=made_for.parks,
+        plan_in_use=None if unknown else plan.batch_sizes,
         note=note if unknown else "",
     )
 

@@ -20,6 +20,11 @@ def typed_devices(option: str, text: str) -> tuple[Device, ...]:
     count, rest = counted(option, text)
     name, equals, times = rest.rpartition("=")
     name = name.strip()
+    if set("=,") & set(name):
+        raise OptionError(
+            f"{option}: expected one device, as {SYNTAX}, with neither = nor , in its name, got {text!r}; each other "
+            f"device has a {option} of its own."
+        )
     if not equals or not name or not name.isprintable():
         raise OptionError(f"{option}: expected {SYNTAX}, got {text!r}.")
     per_row, plus, fixed = times.partition("+")
@@ -38,9 +43,10 @@ def typed_devices(option: str, text: str) -> tuple[Device, ...]:
 
 def counted(option: str, text: str) -> tuple[int, str]:
     """(2, "3090") for "2x3090", (1, "3090") for "3090"."""
-    match = re.fullmatch(r"\s*(\d{1,6})\s*x\s*(\S.*)", text)
+    match = re.fullmatch(r"\s*([-+]?[0-9.]+)\s*x\s*(\S.*)", text)
     if match is None:
         return 1, text.strip()
-    if not 1 <= int(match.group(1)) <= MOST_EQUAL:
+    digits = match.group(1)
+    if not (digits.isdecimal() and len(digits) < 10 and 1 <= int(digits) <= MOST_EQUAL):
         raise OptionError(f"{option}: expected 1 to {MOST_EQUAL:,} devices, got {text!r}.")
-    return int(match.group(1)), match.group(2).strip()
+    return int(digits), match.group(2).strip()

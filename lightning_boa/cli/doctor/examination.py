@@ -19,9 +19,11 @@ from lightning_boa.cli.doctor.facts import (
     Software,
 )
 from lightning_boa.cli.doctor.findings import findings_of
+from lightning_boa.cli.doctor.launches import is_launched
 from lightning_boa.cli.doctor.nvidia_smi import ask_nvidia_smi, read_cards
 from lightning_boa.cli.doctor.processor import read_processor
 from lightning_boa.cli.doctor.software import read_software
+from lightning_boa.cli.launch_variables import LAUNCH_VARIABLES
 
 TELLING = ("CUDA_", "GLOO_", "HIP_", "LIGHTNING_BOA", "NCCL_", "OMP_NUM_THREADS", "ROCR_", "ZE_")
 
@@ -45,6 +47,9 @@ class Looks(Protocol):
     def software(self) -> Software:
         """Versions, and in which Lightning the strategy is known."""
 
+    def meeting_mistake(self) -> str:
+        """What keeps ranks that a training starts here from meeting; "" where nothing does."""
+
 
 class ThisMachine:
     """The machine that the command runs on."""
@@ -67,6 +72,11 @@ class ThisMachine:
 
         return read_software(torch)
 
+    def meeting_mistake(self) -> str:
+        from lightning_boa.strategies.meeting_place import ThisNetwork, meeting_mistake
+
+        return meeting_mistake(self.environment, ThisNetwork())
+
 
 def look_at_machine(looks: Looks, say: Callable[[str], None] = lambda what: None) -> Machine:
     """All facts of this machine; `say` hears what is looked at."""
@@ -74,7 +84,7 @@ def look_at_machine(looks: Looks, say: Callable[[str], None] = lambda what: None
     accelerators = looks.accelerators()
     say("nvidia-smi")
     cards = looks.cards()
-    say("versions, and both Lightnings")
+    say("versions, both Lightnings and the variables of a launch")
     return Machine(
         host=platform.node(),
         accelerators=accelerators,
@@ -84,8 +94,9 @@ def look_at_machine(looks: Looks, say: Callable[[str], None] = lambda what: None
         environment={
             name: value
             for name, value in sorted(looks.environment.items())
-            if name.startswith(TELLING)
+            if name.startswith(TELLING) or name in LAUNCH_VARIABLES
         },
+        meeting_mistake="" if is_launched(looks.environment) else looks.meeting_mistake(),
     )
 
 

@@ -188,7 +188,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine has."""
+    """What this machine has.
+
+    `meeting_mistake` is what keeps ranks that a training starts here from meeting; "" where nothing does.
+    """
 
     host: str
     accelerators: Accelerators
@@ -196,6 +199,7 @@ class Machine:
     processor: Processor
     software: Software
     environment: dict[str, str]
+    meeting_mistake: str = ""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from lightning_boa.cli.doctor.facts import (
     Machine,
 )
 from lightning_boa.cli.doctor.group_findings import findings_of_group
+from lightning_boa.cli.doctor.variable_findings import findings_of_variables
 
 LITTLE_SHARED_MEMORY = 2**30
 OF_AN_IDLE_CONTEXT_MIB = 50.0
@@ -31,6 +32,7 @@ def findings_of(machine: Machine, group: Group | None, ranks: int) -> tuple[Find
         *_of_cards(machine.cards.present),
         *_of_processor(machine, ranks),
         *_of_software(machine),
+        *findings_of_variables(machine),
         *([] if group is None else findings_of_group(group)),
     ]
     return tuple(sorted(found, key=lambda finding: _LEVELS.index(finding.level)))

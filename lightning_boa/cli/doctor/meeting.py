@@ -49,7 +49,7 @@ class Meeting:
                 timeout=timedelta(seconds=seconds),
             )
         except self._torch.DistError as error:
-            raise _unreachable(host, port, str(error).partition("\n")[0]) from error
+            raise unreachable(host, port, str(error).partition("\n")[0]) from error
         self._store = self._torch.PrefixStore(_PREFIX, store)
         self.port: int = store.port
 
@@ -63,7 +63,7 @@ class Meeting:
         self._put(f"status/{rank}", status)
 
     def statuses(self, ranks: int) -> dict[int, Status]:
-        """Where every rank is; one that has not said anything starts."""
+        """Where every rank is; one that has not said anything imports torch."""
         said = {rank: self._get(f"status/{rank}", Status) for rank in range(ranks)}
         return {rank: each or Status() for rank, each in said.items()}
 
@@ -118,11 +118,12 @@ def _wait_for_an_answer(host: str, port: int, seconds: float) -> None:
         except OSError as error:
             if time.monotonic() > until:
                 said = f"no answer within {seconds:g} s ({error.strerror or error})"
-                raise _unreachable(host, port, said) from error
+                raise unreachable(host, port, said) from error
         time.sleep(POLL_SECONDS)
 
 
-def _unreachable(host: str, port: int, said: str) -> UnreachableError:
+def unreachable(host: str, port: int, said: str) -> UnreachableError:
+    """The error of ranks that cannot meet there, with what was found in place of them."""
     return UnreachableError(
         f"expected to meet the ranks at {host}:{port}, got {said}; see that this is rank 0's address, that the port is"
         " free there, and that no firewall is between."
@@ -159,5 +160,7 @@ def supervise(
         if is_over or now > begin + seconds:
             return trouble_of(statuses, ended(), now - begin)
         joined = sum(status.stage > JOINS for status in statuses.values())
-        say(f"process group, {joined} of {ranks} ranks have joined")
+        say(
+            f"process group, {joined} of {ranks} ranks have joined, {now - begin:.0f} of {seconds:.0f} s"
+        )
         time.sleep(POLL_SECONDS)

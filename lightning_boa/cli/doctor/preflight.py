@@ -16,7 +16,7 @@ from typing import IO
 
 from lightning_boa.cli.doctor.facts import Group
 from lightning_boa.cli.doctor.launches import Launch
-from lightning_boa.cli.doctor.meeting import POLL_SECONDS, Meeting, supervise
+from lightning_boa.cli.doctor.meeting import POLL_SECONDS, Meeting, supervise, unreachable
 from lightning_boa.cli.doctor.progress import DONE, Trouble
 
 HOST = "127.0.0.1"
@@ -60,10 +60,16 @@ def group_of_launch(
     """What the ranks of a launch come to, on rank 0; None on the others, once rank 0 has it.
 
     Collectives run in a thread, so that one which hangs keeps nobody from the time limit.
+
+    Raises:
+        UnreachableError: the ranks cannot meet where the launch says.
     """
     from lightning_boa.cli.doctor.visit import visit
+    from lightning_boa.strategies.meeting_place import ThisNetwork
 
     is_host = launch.rank == 0 and not launch.by_agent
+    if is_host and not ThisNetwork().leads_here(launch.host):
+        raise unreachable(launch.host, launch.port, "an address that is none of rank 0's machine")
     meeting = Meeting(launch.host, launch.port, is_host=is_host, seconds=seconds)
 
     def take_part() -> None:

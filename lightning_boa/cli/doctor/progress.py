@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from lightning_boa.planning import rank_names
 
-STARTS, JOINS, BARRIER, SMALL, LARGE, PAIRS, SPEED, DONE = range(8)
+IMPORTS, STARTS, JOINS, BARRIER, SMALL, LARGE, PAIRS, SPEED, DONE = range(9)
 _WORDS = (
-    "while starting",
+    "while importing torch",
+    "while asking for its device",
     "while joining the group",
     "in the first barrier",
     "in an all-reduce of 4 bytes",
@@ -25,25 +26,43 @@ class Status:
     """The stage that a rank has begun, and the error it ended with; `is_victim` if that is how a collective fails
     whose other ranks are gone."""
 
-    stage: int = STARTS
+    stage: int = IMPORTS
     error: str = ""
     is_victim: bool = False
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Who kept the group from coming through, in words, and the stage in which that was."""
+    """Who kept the group from coming through, in words, the stage in which that was, and whether time was up or
+    SIGKILL the reason."""
 
     what: str
     stage: int
+    is_late: bool = False
+    is_killed: bool = False
 
     def mend(self, backend: str) -> str:
         """What to try, "" where the error itself says it."""
         variable, more = (
             ("NCCL", "; NCCL_DEBUG=INFO says more") if backend == "nccl" else ("GLOO", "")
         )
+        if self.is_killed:
+            return (
+                "Nobody but the system or a user sends SIGKILL: out of memory is the usual reason (dmesg says so);"
+                " fewer ranks need less."
+            )
+        if self.stage == IMPORTS:
+            by_hand = "by hand: python -c 'import torch'."
+            return (
+                f"Give a longer --timeout, or try it {by_hand}"
+                if self.is_late
+                else f"Try it {by_hand}"
+            )
         if self.stage == STARTS:
-            return "Start it by hand: python -c 'import torch; torch.cuda.is_available()'."
+            asked = {"nccl": "cuda", "xccl": "xpu"}.get(backend)
+            return (
+                f"Try it by hand: python -c 'import torch; torch.{asked}.init()'." if asked else ""
+            )
         if self.stage in (JOINS, BARRIER):
             return (
                 "A firewall or the wrong network interface is the usual reason: set"
@@ -84,7 +103,11 @@ def trouble_of(
     else:
         return _of_late_ranks(statuses, seconds)
     first = min(statuses[rank].stage for rank in causes)
-    return Trouble("; ".join(f"rank {rank} {how}" for rank, how in causes.items()), first)
+    return Trouble(
+        "; ".join(f"rank {rank} {how}" for rank, how in causes.items()),
+        first,
+        is_killed=not failed and any("SIGKILL" in how for how in silent.values()),
+    )
 
 
 def _of_late_ranks(statuses: Mapping[int, Status], seconds: float) -> Trouble | None:
@@ -99,5 +122,11 @@ def _of_late_ranks(statuses: Mapping[int, Status], seconds: float) -> Trouble | 
         rest = f", {_WORDS[waited]} {rank_names(sorted(ahead))} waited for it"
     else:
         rest = " and waits" if len(late) == 1 else ", all waiting for each other"
-    what = f"{rank_names(late)} {verb} {_WORDS[behind]}{rest}; stopped after {seconds:.0f} s"
-    return Trouble(what, behind)
+    if behind == IMPORTS:
+        waited_for = f"{rest.removesuffix(' waited for it')} waited" if ahead else ""
+        what = (
+            f"{rank_names(late)} had not finished importing torch after {seconds:.0f} s{waited_for}"
+        )
+    else:
+        what = f"{rank_names(late)} {verb} {_WORDS[behind]}{rest}; stopped after {seconds:.0f} s"
+    return Trouble(what, behind, is_late=True)

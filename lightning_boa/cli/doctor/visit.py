@@ -53,6 +53,7 @@ def visit(meeting: Meeting, launch: Launch, seconds: float) -> None:
         meeting.tell(launch.rank, Status(stage))
 
     try:
+        begin(STARTS)
         facts = facts_of(launch)
         device = _device(facts)
         backend = BACKENDS.get(device.type, "gloo")

@@ -15,8 +15,8 @@ from lightning_boa.reports.ticks import Tick, nice_ticks
 
 WIDTH, HEIGHT = 1000, 100
 MOST_POINTS = 300
-ROOM_ABOVE = 1.18
 MOST_NUMBERED_MARKS = 12
+ROOM_OF_WORDS = 0.08
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Column:
 @dataclass(frozen=True)
 class Curves:
     """Paths of the step time, the equal split's, the area between, and the idle share; places are shares of the width
-    or, from the top, of the height."""
+    or, from the top, of the height. ``beyond`` marks what is longer than the chart is high."""
 
     period: str
     equal: str
@@ -39,6 +39,7 @@ class Curves:
     idle: str
     warm_up_end: float
     marks: tuple[Tick, ...]
+    beyond: tuple[Tick, ...]
     steps: tuple[Tick, ...]
     seconds: tuple[Tick, ...]
     columns: tuple[Column, ...]
@@ -51,7 +52,7 @@ class Curves:
             return None
         first, last = points[0].step, points[-1].step
         span = max(1, last - first)
-        top = ROOM_ABOVE * figures.usual_most
+        top = figures.axis_end
 
         def across(step: float) -> float:
             return min(1.0, max(0.0, (step - first) / span))
@@ -80,6 +81,7 @@ class Curves:
                 for number, change in enumerate(changes, start=1)
                 if first <= change.step <= last
             ),
+            beyond=_beyond(figures.beyond, across),
             steps=tuple(
                 Tick(across(step), f"{step:,.0f}") for step in nice_ticks(first, last, number=5)
             ),
@@ -89,6 +91,16 @@ class Curves:
             ),
             columns=_columns(points, across),
         )
+
+
+def _beyond(points: Sequence[Point], across: Callable[[float], float]) -> tuple[Tick, ...]:
+    """A mark for each, the longest first; with its seconds where no longer one has its own there."""
+    marks: list[Tick] = []
+    for point in sorted(points, key=lambda each: -each.longest)[:MOST_POINTS]:
+        place = across(point.step)
+        is_free = all(abs(place - mark.place) > ROOM_OF_WORDS for mark in marks if mark.words)
+        marks.append(Tick(place, duration(point.longest) if is_free else ""))
+    return tuple(marks)
 
 
 def _thinned(points: Sequence[Point]) -> tuple[Point, ...]:

@@ -120,3 +120,6 @@ class MachineOfATest:
 
     def software(self) -> Software:
         return self.machine.software
+
+    def meeting_mistake(self) -> str:
+        return self.machine.meeting_mistake

@@ -19,7 +19,7 @@ from lightning_boa.cli.doctor.examination import examination_of
 from lightning_boa.cli.doctor.facts import Card, Cards, Group, Machine, PairSeconds, Speed
 from lightning_boa.cli.doctor.launches import Launch
 from lightning_boa.cli.doctor.meeting import Meeting, UnreachableError, supervise
-from lightning_boa.cli.doctor.preflight import group_of_own_ranks
+from lightning_boa.cli.doctor.preflight import group_of_launch, group_of_own_ranks
 from lightning_boa.cli.doctor.progress import JOINS, Status
 from lightning_boa.cli.doctor.tables import show
 from lightning_boa.cli.doctor.visit import visit
@@ -60,7 +60,14 @@ def test_json_is_one_document_and_a_problem_is_exit_code_1(boa: Boa, have: Have)
     ("arguments", "words"),
     [
         (("--ranks", "0"), "--ranks: expected a whole number of at least 1"),
-        (("--ranks", "x"), "--ranks"),
+        (
+            ("--ranks", "x"),
+            "--ranks: expected a whole number of at least 1 and at most 64, got 'x'.",
+        ),
+        (
+            ("--timeout", "x"),
+            "--timeout: expected a number of at least 1 and below 86400, got 'x'.",
+        ),
         (("--ranks", "3"), "--ranks: expected at most 2, one per device, got 3"),
         (("--timeout", "nan"), "--timeout: expected a number of at least 1"),
         (("--timeout", "0"), "--timeout: expected a number of at least 1"),
@@ -120,7 +127,7 @@ def test_a_rank_that_never_comes_is_named_within_the_limit() -> None:
     host.tell(0, Status(JOINS))
     trouble = supervise(host, 2, seconds=0.1)
     assert trouble is not None
-    assert trouble.what.startswith("rank 1 hangs while starting")
+    assert trouble.what.startswith("rank 1 had not finished importing torch")
 
 
 def test_nobody_at_the_address_is_said() -> None:
@@ -131,6 +138,12 @@ def test_nobody_at_the_address_is_said() -> None:
         Meeting("127.0.0.1", free, is_host=False, seconds=0.5)
 
 
+def test_an_address_of_another_machine_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_boa.strategies.meeting_place.PROBE_SECONDS", 0.05)
+    with pytest.raises(UnreachableError, match="got an address that is none of rank 0's machine"):
+        group_of_launch(Launch(0, 2, 0, "192.0.2.1", 4242), 60, "gloo")
+
+
 def test_processes_that_hang_or_die_are_named_and_gone() -> None:
     """Plain programs in place of ranks: none of them says a word."""
     begun = time.monotonic()
@@ -139,11 +152,11 @@ def test_processes_that_hang_or_die_are_named_and_gone() -> None:
         + SLEEP,
         20,
     )
-    assert dead.trouble == 'rank 1 ended with code 1 (it said "no torch here") while starting'
-    hanging = python_ranks(SLEEP, 1)
-    assert hanging.trouble == (
-        "ranks 0, 1 hang while starting, all waiting for each other; stopped after 1 s"
+    assert (
+        dead.trouble == 'rank 1 ended with code 1 (it said "no torch here") while importing torch'
     )
+    hanging = python_ranks(SLEEP, 1)
+    assert hanging.trouble == "ranks 0, 1 had not finished importing torch after 1 s"
     assert time.monotonic() - begun < 20
     assert children() == []
 

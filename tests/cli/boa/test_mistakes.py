@@ -37,6 +37,8 @@ FILES = {
     "no_rows.yaml": "devices: [{name: a, seconds_per_sample: 0.1, rows_at_once: 0}]",
     "throttle.yaml": "devices: [{name: a, seconds_per_sample: 0.1, throttle: {5: -1}}]",
     "step.yaml": "devices: [{name: a, seconds_per_sample: 0.1, throttle: {-5: 2}}]",
+    "word_step.yaml": "devices: [{name: a, seconds_per_sample: 0.1, throttle: {soon: 2, 7: 2}}]",
+    "half.yaml": "devices: [{name: a, seconds_per_sample: 0.1, count: 1.5}]",
     "all_fail.yaml": "devices: [{name: a, seconds_per_sample: 0.1, fails_at: 3}]",
     "record.json": '{"file_version": 1}',
     "old_record.json": '{"file_version": 0}',
@@ -48,12 +50,17 @@ FILES = {
 OF_BOTH: list[tuple[Sequence[str], str]] = [
     ((), "devices: expected one source, a file (devices.yaml, profile.json), one of the clusters"),
     (("thesis_8gpu", "-d", "new=1ms"), "got thesis_8gpu and --device."),
-    (("thesis_8gp",), "got 'thesis_8gp'; did you mean thesis_8gpu?"),
+    (("thesis_8gp",), "got 'thesis_8gp', and there is no such file; did you mean thesis_8gpu?"),
     (("none",), "devices: expected a file or one of cloud_spot_mix"),
     (
         ("missing.yaml",),
         "missing.yaml: expected a list of devices or a profile, but there is no such file.",
     ),
+    (
+        ("nowhere/x",),
+        "nowhere/x: expected a list of devices or a profile, but there is no such file.",
+    ),
+    (("",), ", got no name."),
     (("folder",), "folder: expected a list of devices or a profile, but it is a folder."),
     (("binary.yaml",), "binary.yaml: expected a list of devices or a profile, but it is no text."),
     (
@@ -70,11 +77,11 @@ OF_BOTH: list[tuple[Sequence[str], str]] = [
     ),
     (
         ("number.yaml",),
-        "number.yaml: expected the field devices with a list of devices, got a int.",
+        "number.yaml: expected the field devices with a list of devices, got 3.",
     ),
-    (("list.yaml",), "list.yaml: expected the field devices with a list of devices, got a list."),
+    (("list.yaml",), "list.yaml: expected the field devices with a list of devices, got [{"),
     (("none.yaml",), "none.yaml: devices: expected at least one device, got an empty list."),
-    (("no_list.yaml",), "no_list.yaml: devices: expected a list, got a whole number."),
+    (("no_list.yaml",), "no_list.yaml: devices: expected a list, got 3."),
     (("no_devices.yaml",), "no_devices.yaml: expected the field devices, which is missing."),
     (("nan.yaml",), "nan.yaml: devices[0].seconds_per_sample: expected a number > 0.0, got nan."),
     (
@@ -103,7 +110,15 @@ OF_BOTH: list[tuple[Sequence[str], str]] = [
     ),
     (("no_rows.yaml",), "devices[0].rows_at_once: expected a whole number >= 1, got 0."),
     (("throttle.yaml",), "throttle.yaml: devices[0].throttle: expected a number > 0.0"),
-    (("step.yaml",), "step.yaml: devices[0].throttle: expected a whole number >= 0"),
+    (
+        ("step.yaml",),
+        "step.yaml: devices[0].throttle: expected each step to be a whole number >= 0, got -5.",
+    ),
+    (
+        ("word_step.yaml",),
+        "devices[0].throttle: expected each step to be a whole number, got 'soon', 7.",
+    ),
+    (("half.yaml",), "half.yaml: devices[0].count: expected a whole number, got 1.5."),
     (
         ("record.json",),
         "record.json: expected a list of devices or a profile, got the record of a training",
@@ -134,8 +149,24 @@ OF_BOTH: list[tuple[Sequence[str], str]] = [
     (("-d", "3090=0ms"), "--device: expected a time per row above 0, got '0ms' in '3090=0ms'."),
     (("-d", "3090=1ms+"), "--device: expected a time with a unit"),
     (("-d", "0x3090=1ms"), "--device: expected 1 to 100,000 devices, got '0x3090=1ms'."),
+    (
+        ("-d", "1000001xa=1ms"),
+        "--device: expected 1 to 100,000 devices, got '1000001xa=1ms'.",
+    ),
+    (("-d", "-2xa=1ms"), "--device: expected 1 to 100,000 devices, got '-2xa=1ms'."),
+    (("-d", "1.5xa=1ms"), "--device: expected 1 to 100,000 devices, got '1.5xa=1ms'."),
+    (
+        ("-d", "a=1ms,b=2ms"),
+        "got 'a=1ms,b=2ms'; each other device has a --device of its own.",
+    ),
+    (("-d", "a=b=1ms"), "with neither = nor , in its name, got 'a=b=1ms'"),
     (("-d", "a=1ms", "-d", "a=2ms"), "--device: expected each name once, got 'a' 2 times"),
     ((*TWO, "-b", "1"), "a global batch of 1 rows cannot give each of 2"),
+    (
+        (*TWO, "-b", "1000000000001"),
+        "--global-batch: expected at most 1,000,000,000,000, got 1,000,000,000,001.",
+    ),
+    ((*TWO, "-b", "9" * 25), "--global-batch: expected at most 1,000,000,000,000, got 9,999"),
     ((*TWO, "-b", "0"), "--global-batch: expected a whole number of at least 1"),
     ((*TWO, "-b", "many"), "--global-batch: expected a whole number of at least 1"),
     ((*TWO, "-b", "1.5"), "--global-batch: expected a whole number of at least 1"),
@@ -146,7 +177,15 @@ OF_BOTH: list[tuple[Sequence[str], str]] = [
     ),
     (
         (*TWO, "--bandwidth", "1GB/s"),
-        "--bandwidth: expected --gradient-bytes or --parameters beside it, got neither.",
+        "--bandwidth: expected --gradient-bytes or --parameters above 0 beside it, got neither.",
+    ),
+    (
+        (*TWO, "--latency", "5us"),
+        "--latency: expected --gradient-bytes or --parameters above 0 beside it, got neither.",
+    ),
+    (
+        (*TWO, "--parameters", "1M", "--bandwidth", "10"),
+        "--bandwidth: expected a rate above 0 with a unit (MB/s, GB/s, Mbit/s, Gbit/s), as in 10Gbit/s, got '10'.",
     ),
     (
         (*TWO, "--gradient-bytes", "1MB", "--parameters", "1M"),
@@ -156,7 +195,7 @@ OF_BOTH: list[tuple[Sequence[str], str]] = [
     ((*TWO, "--parameters", "1X"), "--parameters: expected a number of parameters"),
     (
         (*TWO, "--parameters", "1M", "--bandwidth", "0GB/s"),
-        "--bandwidth: expected bytes per second above 0",
+        "--bandwidth: expected a rate above 0 with a unit",
     ),
     ((*TWO, "--latency", "-1us"), "--latency: expected a time with a unit"),
     ((*TWO, "--picture", "plan.txt"), "--picture: expected a file that ends in .png, .svg, .pdf"),
@@ -181,8 +220,14 @@ OF_PLAN: list[tuple[Sequence[str], str]] = [
     ((*TWO, "--min", "-1"), "--min: expected a whole number of at least 0, or several"),
     (
         (*TWO, "--min", "9", "--max", "4", "-b", "20"),
-        "min_batch_size is 9 on rank 0, above its max_batch_size 4",
+        "--min is 9 on rank 0, above its --max 4; lower the one or raise the other.",
     ),
+    (
+        (*TWO, "--min", "1000", "-b", "64"),
+        "--min is 1000 on rank 0, more than the 64 rows of the global batch; lower the one or enlarge the other.",
+    ),
+    ((*TWO, "--max", "0"), "--min is 1 on rank 0, above its --max 0"),
+    ((*TWO, "-b", "1"), "use fewer ranks, or --min 0 permits ranks without rows."),
     ((*TWO, "--max", "4", "-b", "20"), "the upper bounds add up to 8 rows, fewer than the 20 rows"),
     (
         (*TWO, "--granularity", "0"),
@@ -190,7 +235,7 @@ OF_PLAN: list[tuple[Sequence[str], str]] = [
     ),
     (
         (*TWO, "--granularity", "64", "-b", "20"),
-        "no split of 20 rows into multiples of granularity=64",
+        "no split of 20 rows into multiples of --granularity 64",
     ),
     ((*TWO, "--what-if", "buy=new"), "--what-if: expected add=DEVICE or drop=DEVICE"),
     ((*TWO, "--what-if", "add="), "--what-if: expected add=DEVICE or drop=DEVICE"),
@@ -227,8 +272,18 @@ OF_SIMULATE: list[tuple[Sequence[str], str]] = [
         (*TWO, "--policies", "lb_bsp=few"),
         "--policies: expected a whole number after lb_bsp=, as in lb_bsp=2",
     ),
-    ((*TWO, "--policies", "backup_workers=2"), "backups: expected fewer than the 2 workers, got 2"),
-    ((*TWO, "--policies", "proportional=0"), "measured_steps: expected a whole number >= 1, got 0"),
+    (
+        (*TWO, "--steps", "1000000000"),
+        "--steps: expected at most 1,000,000 for 2 devices (steps x devices up to 2,000,000), got 1,000,000,000.",
+    ),
+    (
+        (*TWO, "--policies", "backup_workers=2"),
+        "--policies backup_workers=2: backups: expected fewer than the 2 workers, got 2",
+    ),
+    (
+        (*TWO, "--policies", "proportional=0"),
+        "--policies proportional=0: measured_steps: expected a whole number >= 1, got 0",
+    ),
     ((*TWO, "--steps", "0"), "--steps: expected a whole number of at least 1, got '0'."),
     (
         (*TWO, "--noise", "nan"),
@@ -312,6 +367,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith("boa: ")
     assert answer.err.count("\n") == 1
+    assert answer.err.endswith((".\n", "?\n"))
     assert sentence in answer.err
 
 

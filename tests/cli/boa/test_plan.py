@@ -147,6 +147,29 @@ def test_a_sweep_says_where_it_stops_paying(boa: Boa) -> None:
     assert "Rows per second still rise at 64 rows." in boa("plan", *PAIR, "-b", "4,64").out
 
 
+def test_one_global_batch_said_twice_is_no_sweep(boa: Boa) -> None:
+    assert boa("plan", *PAIR, "-b", "64,64").out == boa("plan", *PAIR, "-b", "64").out
+
+
+def test_a_huge_batch_is_planned_to_the_last_row(boa: Boa) -> None:
+    asked = ("plan", "-d", "a=1ms", "-d", "b=3ms+1ms", "--json", "-b")
+    for rows in (10**10, 2 * 10**10, 10**11, 10**12):
+        assert sum(boa(*asked, rows).document["plan"]["batch_sizes"]) == rows
+
+
+def test_a_question_that_cannot_be_met_leaves_the_others_their_answers(boa: Boa) -> None:
+    asked = ("plan", *PAIR, "-b", "3", "--what-if", "add=2xold", "--what-if", "add=old")
+    why = "a global batch of 3 rows cannot give each of 4 ranks a row"
+    answer = boa(*asked)
+    assert answer.code == 0
+    assert "not possible: a global" in answer.out
+    assert "No scenario brings" in answer.out or "The most rows per second: add=old" in answer.out
+    refused, met = boa(*asked, "--json").document["what_if"]
+    assert refused["not_possible"].startswith(why)
+    assert (refused["devices"], refused["global_batch_size"]) == (4, 3)
+    assert met["batch_sizes"] == [1, 1, 1]
+
+
 NETWORK = ("--parameters", "25M", "--bandwidth", "10Gbit/s", "--latency", "50us")
 
 

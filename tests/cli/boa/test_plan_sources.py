@@ -72,8 +72,8 @@ def test_passes_are_told(boa: Boa, devices: Path) -> None:
 
 
 def test_typed_devices_are_named_timed_and_counted() -> None:
-    devices = source_of(None, ["2x RTX 3090 = 2.1ms", "4090=.9ms+12e3us", "a=b=1s"]).devices
-    assert [device.name for device in devices] == ["RTX 3090", "RTX 3090", "4090", "a=b"]
+    devices = source_of(None, ["2x RTX 3090 = 2.1ms", "4090=.9ms+12e3us", "a b=1s"]).devices
+    assert [device.name for device in devices] == ["RTX 3090", "RTX 3090", "4090", "a b"]
     assert devices[0].seconds_per_sample == pytest.approx(0.0021)
     assert devices[2].seconds_per_sample == pytest.approx(0.0009)
     assert devices[2].overhead == pytest.approx(0.012)
@@ -142,6 +142,44 @@ def test_a_profile_brings_times_bounds_and_the_batch(tmp_path: Path, boa: Boa) -
     assert larger["batch_sizes"] == [40, 8]
     added = boa("plan", file, "--what-if", "add=3090", "--json").document["what_if"]
     assert added[0]["devices"] == 3
+
+
+def test_the_plan_in_use_stays_where_no_other_is_clearly_faster(tmp_path: Path, boa: Boa) -> None:
+    made_for = replace(
+        MADE_FOR,
+        global_batch_size=64,
+        min_batch_size=(1, 1),
+        max_batch_size=(64, 64),
+        granularity=1,
+    )
+    fit = TimeFit(LinearTime(0.0004, 0.002), (32, 51), (0.0647, 0.10285), (4, 13), 0.005, 0.002)
+    slow = replace(fit, batch_sizes=(13, 32), seconds=(0.1056, 0.2565), counts=(13, 4))
+    file = saved(Profile(made_for, (fit, slow), BatchPlan((51, 13))), tmp_path)
+    models = [member.device.time_model for member in source_of(str(file), ()).members]
+    assert plan_batches(models, 64).batch_sizes == (52, 12)
+    document = boa("plan", file, "--json").document["plan"]
+    assert document["batch_sizes"] == [51, 13]
+    assert document["step_seconds"] == pytest.approx(float(models[1].seconds(13)))
+    assert "it is the plan that the training used" in document["reason"]
+    assert boa("plan", file, "--max", "50", "--json").document["plan"]["batch_sizes"] == [50, 14]
+    assert boa("plan", file, "--max", "52,12", "--json").document["plan"]["batch_sizes"] == [52, 12]
+    assert sum(boa("plan", file, "-b", "128", "--json").document["plan"]["batch_sizes"]) == 128
+    far = saved(Profile(made_for, (fit, slow), BatchPlan((32, 32))), tmp_path)
+    assert boa("plan", far, "--json").document["plan"]["batch_sizes"] == [52, 12]
+
+
+@pytest.mark.parametrize(("seconds", "is_said"), [("[2, 1, 3]", True), ("[2, 2, 3]", False)])
+def test_measured_times_that_fall_are_told(
+    tmp_path: Path, boa: Boa, seconds: str, is_said: bool
+) -> None:
+    file = tmp_path / "devices.yaml"
+    file.write_text(
+        f"devices: [{{name: odd, batch_sizes: [2, 4, 8], seconds: {seconds}}}]", encoding="utf-8"
+    )
+    said = "The measured seconds of odd fall where rows rise"
+    for command in (("plan",), ("simulate", "--policies", "ddp", "--steps", "3")):
+        assert (said in boa(*command, file).out) is is_said
+        assert (said in boa(*command, file, "--json").document["note"]) is is_said
 
 
 def test_a_device_that_never_had_rows_is_left_out_and_named(tmp_path: Path, boa: Boa) -> None:

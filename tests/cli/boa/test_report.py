@@ -51,7 +51,7 @@ def test_a_folder_gets_its_page_and_the_terminal_a_summary(boa: Boa, keep: Keep)
         "saved (±",
         "Plan",
         "Equal split vs BOA",
-        "Changes of the plan since",
+        "Changes of the plan since, each compared with the plan before it",
         "37 / 18 / 37 / 36",
         "How it ended: finished, last step 219.",
         "What to do next: ",
@@ -65,6 +65,12 @@ def test_many_ranks_are_a_short_table(boa: Boa, keep: Keep) -> None:
     answer = boa("report", keep(a_run(many(64), 4096, blocks=1)))
     assert "Of 64 ranks those are shown that tell most" in answer.out
     assert len(answer.out.splitlines()) < 50
+
+
+def test_no_line_ends_with_blanks_where_nobody_sees_them(boa: Boa, keep: Keep) -> None:
+    answer = boa("report", keep(a_run(THROTTLED, 128, blocks=40)))
+    assert "rank" in answer.out
+    assert [line for line in answer.out.splitlines() if line != line.rstrip()] == []
 
 
 def test_files_go_where_they_are_asked(boa: Boa, keep: Keep, here: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
 from lightning_boa.cli.boa.policies import NAMES, policies_of
+from lightning_boa.cli.boa.simulate import Part
 from lightning_boa.planning import LinearTime
 from lightning_boa.simulation import (
     Asynchronous,
@@ -16,6 +18,7 @@ from lightning_boa.simulation import (
     EqualSplit,
     Links,
     compare,
+    simulate,
 )
 
 from .conftest import Boa as BoaCommand
@@ -98,6 +101,37 @@ def test_communication_counts_where_its_size_is_given(boa: BoaCommand) -> None:
         expected.median_step_seconds
     )
     assert expected.median_step_seconds > 0.064 + 4 * 1e-3
+
+
+def test_one_device_has_no_backup(boa: BoaCommand) -> None:
+    document = boa("simulate", "-d", "alone=1ms", "--steps", "3", "--json").document
+    names = [each["name"] for each in document["policies"]]
+    assert names == [name for name in NAMES if name != "backup_workers"]
+
+
+def test_no_backup_worker_is_a_server_that_waits_for_all(boa: BoaCommand) -> None:
+    asked = ("--policies", "parameter_server,backup_workers=0", "--steps", "20", "--json")
+    server, nobody = boa("simulate", *TRIO, *asked).document["policies"]
+    assert nobody["rows_per_second"] == server["rows_per_second"]
+    assert nobody["dropped_share"] == 0
+
+
+def test_progress_is_told_from_the_start_to_the_end() -> None:
+    for policy in policies_of(",".join(NAMES)).values():
+        told: list[float] = []
+        simulate(CLUSTER, policy, global_batch_size=48, steps=20, progress=told.append)
+        assert told[0] == 0
+        assert told == sorted(told)
+        assert 0.9 <= told[-1] <= 1
+
+
+def test_a_terminal_shows_the_part_that_is_done() -> None:
+    shown = Progress(disable=True)
+    task = shown.add_task("Simulating", total=7)
+    part = Part(shown, task, 2)
+    for done in (0.0, 0.001, 0.5):
+        part(done)
+    assert shown.tasks[0].completed == 2.5
 
 
 def test_a_picture_is_drawn(boa: BoaCommand, tmp_path: Path) -> None:
