@@ -167,12 +167,13 @@ class InTraining:
         if self._history is None or schedule is None:
             return None
         begin = self._clock()
-        record = self._history.record(self._training(schedule), outcome, self._last_step)
-        if self._path is not None:
-            try:
+        record = None
+        try:
+            record = self._history.record(self._training(schedule), outcome, self._last_step)
+            if self._path is not None:
                 write_whole(self._path, record.to_json())
-            except OSError as error:
-                self._warn(error)
+        except (OSError, ValueError, ArithmeticError) as error:
+            self._warn(error)
         end = self._clock()
         self._write_from = end + SECONDS_PER_SECOND_OF_WRITING * (end - begin)
         return record
@@ -246,7 +247,7 @@ class InTraining:
         else:
             print(text, flush=True)
 
-    def _warn(self, error: OSError) -> None:
+    def _warn(self, error: Exception) -> None:
         if not self._has_warned:
             self._has_warned = True
             rank_zero_warn(

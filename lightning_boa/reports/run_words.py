@@ -82,10 +82,14 @@ def headline(figures: RunFigures) -> tuple[str, str]:
     if figures.verdict == "unsure":
         noise = "the noise of the measurement explains as much"
         return "No sure gain", sentence(f"measured: {gain:.1f} times as fast {beside}; {noise}")
-    saving = record.saving
+    return sentence(times_as_fast(gain, record.saving)).rstrip("."), sentence(beside)
+
+
+def times_as_fast(gain: float, saving: Saving | None) -> str:
+    """The gain with as many digits as the error of the saving leaves."""
     if saving is not None and saving.error > ROUGH * abs(saving.seconds):
-        return f"About {gain:.1f} times as fast", sentence(beside)
-    return f"{gain:.2f} times as fast", sentence(beside)
+        return f"about {gain:.1f} times as fast"
+    return f"{gain:.2f} times as fast"
 
 
 def hindrance(figures: RunFigures) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_boa.reports.plan_report import PlanReport
 from lightning_boa.reports.run_record import RunRecord, Saving
-from lightning_boa.reports.run_words import duration, sentence
+from lightning_boa.reports.run_words import duration, sentence, times_as_fast
 from lightning_boa.reports.run_words import saved as saved_at_all
 
 UNKNOWN = "the training ended before enough steps had been watched to say what was saved"
@@ -37,5 +37,5 @@ def _of(saved: Saving) -> str:
     return (
         f"{duration(abs(saved.seconds))} {verb} (± {duration(saved.error)}) in the {saved.steps:,} steps since the"
         f" warm-up: {duration(saved.trained_seconds / saved.steps)} a step instead of {duration(instead)} under the"
-        f" equal split, {saved.gain:.2f} times as fast."
+        f" equal split, {times_as_fast(saved.gain, saved)}."
     )

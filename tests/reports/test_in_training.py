@@ -83,6 +83,8 @@ def test_the_last_words() -> None:
         "2 min saved (± 3.00 s) in the 1,000 steps since the warm-up: 100 ms a step instead of 220 ms under the"
         " equal split, 2.20 times as fast."
     )
+    rough = summary(record(Saving(3.79, 1.74, 2.99, 96)))
+    assert rough.endswith("under the equal split, about 2.3 times as fast.")
     assert "10.0 s lost" in summary(record(Saving(-10.0, 1.0, 100.0, 1000)))
     assert summary(record(Saving(1.0, 1.0, 100.0, 9), "too little")) == "Too little."
     assert summary(record(None, "nothing was measured")) == "Nothing was measured."
