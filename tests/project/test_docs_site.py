@@ -118,8 +118,12 @@ def test_a_reader_without_a_network_sees_and_searches_it(site: Path, chromium: s
         page.wait_for_selector(".md-search-result__item")
         found = page.inner_text(".md-search-result__list")
         for width in (400, 1400):
-            page.set_viewport_size({"width": width, "height": 900})
-            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), width
+            narrow = browser.new_page(viewport={"width": width, "height": 900})
+            for file in sorted(site.rglob("*.html")):
+                narrow.goto(file.as_uri())
+                widest = narrow.evaluate("document.documentElement.scrollWidth")
+                assert widest <= width, file
+            narrow.close()
         browser.close()
     assert "batch" in found.lower()
     assert not errors
