@@ -13,6 +13,10 @@ from hypothesis import settings
 settings.register_profile("reproducible", deadline=None, derandomize=True)
 settings.load_profile("reproducible")
 
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # Lightning would set it, for good, where several ranks are asked for
+
 LEFT_BY_OTHERS = (
     "PYTEST_CURRENT_TEST",
     "PYTORCH_NVML_BASED_CUDA_CHECK",

@@ -32,7 +32,6 @@ def complaint_of(
     """What boa-train says of its arguments, which all are refused before a rank is started."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Trainer, "fit", None)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # Lightning would set it, for good
 
     def of(*overrides: str) -> str:
         GlobalHydra.instance().clear()
