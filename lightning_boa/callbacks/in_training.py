@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from textwrap import shorten
@@ -242,10 +244,11 @@ class InTraining:
             return
         text = as_text(*said)
         bar = self._trainer.progress_bar_callback
-        if bar is not None and bar.is_enabled:
-            bar.print(text)
-        else:
-            print(text, flush=True)
+        with suppress(OSError, ValueError):  # who closes the output ends no training
+            if bar is not None and bar.is_enabled:
+                bar.print(text)
+            else:
+                print(text, flush=True)
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
@@ -275,8 +278,7 @@ def _place_of_record(trainer: Any, record: str | None) -> Path | None:
     if record is None:
         return None
     if record != IN_LOG_FOLDER:
-        path = Path(record)
-        return path / FILE_NAME if path.is_dir() else path
+        return Path(record, FILE_NAME) if os.path.isdir(record) else Path(record)
     folder = str(trainer.log_dir or trainer.default_root_dir)
     return None if "://" in folder else Path(folder).absolute() / FILE_NAME
 

@@ -26,6 +26,7 @@ from lightning_boa.cli.framework import seed_everything
 from lightning_boa.cli.launch_variables import refuse_slurm_without_srun
 from lightning_boa.cli.mistakes import mistakes_in_one_sentence, mistakes_on_the_command_line
 from lightning_boa.cli.options import whole_number, yes_or_no
+from lightning_boa.cli.output_stream import replace_what_stdout_cannot_show
 from lightning_boa.cli.run_report import RunReport, report_of
 from lightning_boa.cli.trainer_options import check_trainer_options, new_trainer
 from lightning_boa.errors import OptionError
@@ -39,6 +40,7 @@ LARGEST_SEED = 2**32 - 1
 
 def main() -> None:
     """The command's entry point; exits with 2 and one sentence where the user made a mistake."""
+    replace_what_stdout_cannot_show()
     with mistakes_on_the_command_line():
         _job()
 

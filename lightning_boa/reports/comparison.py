@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from rich import box
 from rich.table import Table
 
-from lightning_boa.reports.tables import UNKNOWN, percent
+from lightning_boa.reports.tables import UNKNOWN, new_table, percent
 
 SAME = 0.05
 
@@ -113,7 +112,8 @@ def ranked_otherwise(
 
 def policy_table(title: str, figures: Sequence[PolicyFigures]) -> Table:
     """One line per policy."""
-    table = _table(title, "policy")
+    table = new_table(title)
+    table.add_column("policy", no_wrap=True)
     for heading in (
         "step\n(s)",
         "simu-\nlated",
@@ -140,7 +140,8 @@ def policy_table(title: str, figures: Sequence[PolicyFigures]) -> Table:
 
 def learning_table(title: str, curves: Sequence[LearningCurve], loss: float) -> Table:
     """One line per policy: seconds to a validation loss, and the loss in the end."""
-    table = _table(title, "policy")
+    table = new_table(title)
+    table.add_column("policy", no_wrap=True)
     for heading in (f"seconds to\nloss {loss:.3f}", "seconds\nin all", "loss in\nthe end"):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in curves:
@@ -151,18 +152,6 @@ def learning_table(title: str, curves: Sequence[LearningCurve], loss: float) -> 
             f"{each.seconds[-1]:.1f}",
             f"{each.losses[-1]:.3f}",
         )
-    return table
-
-
-def _table(title: str, first: str) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column(first, no_wrap=True)
     return table
 
 

@@ -15,9 +15,8 @@ from lightning_boa.planning import SplitMeasurement, StepRecord
 from lightning_boa.planning.orchestration import FIRST_SETTLING_STEPS, SETTLING_STEPS
 from lightning_boa.planning.records import counted, measure_split, step_costs
 from lightning_boa.reports.plan_report import GIVEN, UNFINISHED, RankReport
-from lightning_boa.reports.run_record import BlockRecord, RunRecord
+from lightning_boa.reports.run_record import BlockRecord, RunRecord, mean_idle_share
 
-FIRST_SETTLING, SETTLING = 2, 1
 MOST_LANES = 16
 MOST_KINDS = 6
 EXTREMES = 2
@@ -85,11 +84,6 @@ class StepParts:
     def seconds(self) -> float:
         return sum(self.named().values())
 
-    @property
-    def not_computing(self) -> float:
-        """The share of the step in which the rank does not compute, 0 to 1."""
-        return 1 - self.compute / self.seconds if self.seconds else 0.0
-
     def named(self) -> dict[str, float]:
         return asdict(self)
 
@@ -118,7 +112,7 @@ class TypicalStep:
     @property
     def idle_share(self) -> float:
         """The mean over ranks of the part of the slowest rank's computation in which one has none itself, 0 to 1."""
-        return _idle([rank.compute for rank in self.ranks])
+        return mean_idle_share([rank.compute for rank in self.ranks])
 
 
 @dataclass(frozen=True)
@@ -379,7 +373,7 @@ class RunFigures:
             Point(
                 step=number,
                 period=max(each.period for each in step),
-                idle=_idle([each.compute if each.rows else 0.0 for each in step]),
+                idle=mean_idle_share([each.compute if each.rows else 0.0 for each in step]),
             )
             for number, step in self.by_step.items()
         ]
@@ -518,11 +512,6 @@ def _least_and_most_speed(ranks: Sequence[RankReport]) -> tuple[float, float] | 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-def _idle(seconds: Sequence[float]) -> float:
-    slowest = max(seconds)
-    return 1 - fmean(seconds) / slowest if slowest else 0.0
 
 
 def _parts(step: TypicalStep | None) -> dict[str, Any] | None:

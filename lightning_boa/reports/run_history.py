@@ -21,7 +21,7 @@ from lightning_boa.planning import (
 )
 from lightning_boa.planning.equal_step import computing
 from lightning_boa.reports.plan_report import PlanReport, describe_plan
-from lightning_boa.reports.run_record import BlockRecord, RunRecord, Saving
+from lightning_boa.reports.run_record import BlockRecord, RunRecord, Saving, loader_share
 
 MOST_BLOCKS = 2_000
 MOST_PLANS = 2_000
@@ -209,7 +209,7 @@ class RunHistory:
     def _loader_share(self, state: Orchestration | None) -> float:
         blocks = self._blocks.kept
         if blocks:
-            return sum(b.loader_wait for b in blocks) / sum(b.period for b in blocks)
+            return loader_share(blocks)
         measured = None if state is None else state.planned_measurement or state.equal_measurement
         return 0.0 if measured is None else max(measured.rank_loader_wait) / measured.step_period
 

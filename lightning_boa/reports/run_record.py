@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -24,6 +24,16 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 class _AnyVersion(msgspec.Struct):
     file_version: Any = None
+
+
+def mean_idle_share(compute: Sequence[float]) -> float:
+    """The mean over ranks of the part of the slowest rank's computation in which a rank has none itself, 0 to 1.
+
+    Args:
+        compute: of each rank, in any unit; 0 without rows.
+    """
+    slowest = max(compute)
+    return 1 - sum(compute) / len(compute) / slowest if slowest else 0.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,13 @@ class BlockRecord:
     @property
     def idle_share(self) -> float:
         """The mean over ranks of the part of the slowest rank's computation in which a rank has none itself."""
-        return 1 - sum(self.busy) / len(self.busy)
+        return mean_idle_share(self.busy)
+
+
+def loader_share(blocks: Sequence[BlockRecord]) -> float:
+    """The part of all blocks' steps, 0 to 1, in which the rank that waits longest waits for its batch."""
+    period = sum(block.period for block in blocks)
+    return sum(block.loader_wait for block in blocks) / period if period else 0.0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import pairwise
 
 from lightning_boa.reports.run_figures import WORTH_A_HEADLINE, Kind, RunFigures
-from lightning_boa.reports.run_record import Saving
+from lightning_boa.reports.run_record import Saving, loader_share
 from lightning_boa.reports.tables import percent
 
 CONSIDERABLE_LOADER = 0.1
@@ -158,7 +158,7 @@ def next_step(figures: RunFigures) -> str:
     step = figures.planned_step or figures.equal_step
     if step is None:
         return _next_step_unmeasured(figures)
-    loader = max(step.loader_share, _loader_share_of_blocks(figures))
+    loader = max(step.loader_share, loader_share(figures.record.blocks))
     if loader > CONSIDERABLE_LOADER:
         return (
             f"The loader holds the run back: a rank waits for its batch in {percent(loader)} of a step. "
@@ -222,12 +222,6 @@ def _next_step_of_devices(figures: RunFigures) -> str:
         else f"The devices are balanced: they wait for each other in {percent(idle)} of a step"
     )
     return f"{waits}. What would help now is a faster device or a shorter step, not another split."
-
-
-def _loader_share_of_blocks(figures: RunFigures) -> float:
-    blocks = figures.record.blocks
-    period = sum(block.period for block in blocks)
-    return sum(block.loader_wait for block in blocks) / period if period else 0.0
 
 
 def _steps_of(figures: RunFigures) -> str:

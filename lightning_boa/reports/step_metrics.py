@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_boa.planning import SplitMeasurement
-from lightning_boa.reports.run_record import BlockRecord
+from lightning_boa.reports.run_record import BlockRecord, mean_idle_share
 
 MOST_RANKS = 64
 
@@ -46,7 +46,7 @@ class StepFigures:
     @property
     def idle_share(self) -> float:
         """The mean over ranks of the part of the slowest rank's computation in which a rank has none itself."""
-        return 1 - sum(self.busy) / len(self.busy)
+        return mean_idle_share(self.busy)
 
     @property
     def logged(self) -> dict[str, float]:

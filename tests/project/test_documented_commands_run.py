@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.project.pages import PAGES, ROOT, blocks_of
+
+from .conftest import command_output
 
 pytestmark = pytest.mark.full
 
@@ -46,15 +46,5 @@ def test_an_examination_that_is_named_examines(arguments: tuple[str, ...], tmp_p
 
 
 def run(program: str, *arguments: str, folder: Path, codes: tuple[int, ...] = (0,)) -> str:
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name(program)), *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode in codes, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout
+    here = str(Path(sys.executable).with_name(program))
+    return command_output([here, *arguments], cwd=folder, codes=codes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from .conftest import outside_the_checkout
+from .conftest import command_output
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lightning_hydra"
 OPTIONS = ("+strategy@trainer.strategy=boa", "trainer.strategy.batch_sizes=[48,16]")
@@ -50,16 +49,7 @@ def test_it_trains_with_options(user_environment: Path, tmp_path: Path) -> None:
 
 
 def _train(programs: Path, folder: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
-    done = subprocess.run(
-        [str(programs / "python"), str(EXAMPLE / "train.py"), *overrides],
-        cwd=folder,
-        env=outside_the_checkout(),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command_output([str(programs / "python"), str(EXAMPLE / "train.py"), *overrides], cwd=folder)
     (run,) = folder.glob("logs/runs/*")
     (record,) = run.rglob("boa-run.json")
     with (run / "csv" / "version_0" / "metrics.csv").open(encoding="utf-8") as file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -114,6 +114,16 @@ def test_a_log_file_gets_plain_text_of_100_columns(monkeypatch: pytest.MonkeyPat
     assert max(map(len, table.splitlines())) <= 100
     assert len(words) > 200
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_an_output_that_lacks_a_character_gets_another_one() -> None:
+    ascii_only = TextIOWrapper(BytesIO(), encoding="ascii")
+    text = as_text(
+        plan_table(PlanReport((RankReport(0, "Gerät", 8, 8),))), "± 3 s", file=ascii_only
+    )
+    ascii_only.write(text)
+    assert "Ger?t" in text
+    assert text.endswith("? 3 s")
 
 
 def test_a_terminal_gets_its_width_and_its_colours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from lightning_boa.cli.boa.plan import plan
 from lightning_boa.cli.boa.report import report
 from lightning_boa.cli.boa.simulate import simulate
 from lightning_boa.cli.checked import with_its_stop
+from lightning_boa.cli.output_stream import replace_what_stdout_cannot_show
 from lightning_boa.errors import BoaError
 
 USER_MISTAKE = 2
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: of the command line, those of the process unless given.
     """
+    replace_what_stdout_cannot_show()
     given = list(sys.argv[1:] if arguments is None else arguments)
     raise SystemExit(_run(given or ["--help"]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -26,6 +26,14 @@ DEVICES = "Devices"
 NETWORK = "Network"
 OUTPUT = "Output"
 
+
+def option(*names: str, metavar: str, panel: str, help: str) -> Any:
+    """An option of a command that need not be given, with its place in the help."""
+    return typer.Option(
+        *names, metavar=metavar, rich_help_panel=panel, help=help, show_default=False
+    )
+
+
 SourceArgument = Annotated[
     str | None,
     typer.Argument(
@@ -36,63 +44,52 @@ SourceArgument = Annotated[
 ]
 DeviceOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--device",
         "-d",
         metavar="NAME=TIME[+FIXED]",
+        panel=DEVICES,
         help="A device by its time per row, and a fixed time per step: 3090=2.1ms, 2x4090=0.9ms+12ms. Repeatable.",
-        rich_help_panel=DEVICES,
-        show_default=False,
     ),
 ]
 GradientBytesOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--gradient-bytes",
         metavar="BYTES",
+        panel=NETWORK,
         help="Size of all gradients, as in 100MB: communication counts.",
-        rich_help_panel=NETWORK,
-        show_default=False,
     ),
 ]
 ParametersOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--parameters",
         metavar="COUNT",
+        panel=NETWORK,
         help="The same by the number of weights, 4 bytes each, as in 25M.",
-        rich_help_panel=NETWORK,
-        show_default=False,
     ),
 ]
 BandwidthOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--bandwidth",
         metavar="RATE",
+        panel=NETWORK,
         help="Of each link that the source does not know, as in 10Gbit/s or 1.25GB/s.",
-        rich_help_panel=NETWORK,
-        show_default=False,
     ),
 ]
 LatencyOption = Annotated[
     str | None,
-    typer.Option(
-        "--latency",
-        metavar="TIME",
-        help="Of an empty message, as in 20us.",
-        rich_help_panel=NETWORK,
-        show_default=False,
-    ),
+    option("--latency", metavar="TIME", panel=NETWORK, help="Of an empty message, as in 20us."),
 ]
 PictureOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--picture",
         metavar="FILE",
+        panel=OUTPUT,
         help='Draws into this file (.png, .svg, .pdf); needs the extra "plot".',
-        rich_help_panel=OUTPUT,
-        show_default=False,
     ),
 ]
 JsonOption = Annotated[

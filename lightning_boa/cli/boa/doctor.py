@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lightning_boa.cli.boa.arguments import JsonOption
+from lightning_boa.cli.boa.arguments import JsonOption, option
 from lightning_boa.cli.doctor.examination import (
     Looks,
     ThisMachine,
@@ -34,12 +34,11 @@ GROUP = "Process group"
 def doctor(
     ranks: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--ranks",
             metavar="COUNT",
+            panel=GROUP,
             help="Ranks to start, by default one per device, or two without devices.",
-            rich_help_panel=GROUP,
-            show_default=False,
         ),
     ] = None,
     timeout: Annotated[

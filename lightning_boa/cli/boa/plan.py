@@ -24,6 +24,7 @@ from lightning_boa.cli.boa.arguments import (
     default_rows,
     linked,
     network_of,
+    option,
 )
 from lightning_boa.cli.boa.files import picture_path
 from lightning_boa.cli.boa.fleet import WORTH_SAYING, Fleet, Outlook
@@ -54,25 +55,23 @@ def plan(
     device: DeviceOption = None,
     global_batch: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--global-batch",
             "-b",
             metavar="ROWS",
+            panel=QUESTIONS,
             help="Rows of a step over all devices; several, as in 64,128,256, are a sweep."
             " Default: the profile's, else 16 for each device.",
-            rich_help_panel=QUESTIONS,
-            show_default=False,
         ),
     ] = None,
     what_if: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--what-if",
             metavar="CHANGES",
+            panel=QUESTIONS,
             help="Other devices beside the present ones: add=3090, add=2x5090=0.6ms, drop=M2000, drop='rank 3';"
             " several with commas between them. Repeatable.",
-            rich_help_panel=QUESTIONS,
-            show_default=False,
         ),
     ] = None,
     grow: Annotated[
@@ -85,32 +84,26 @@ def plan(
     ] = False,
     least: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--min",
             metavar="ROWS",
+            panel=DEVICES,
             help="Least rows of each device: a number, or one for each, as in 4,4,2.",
-            rich_help_panel=DEVICES,
-            show_default=False,
         ),
     ] = None,
     most: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--max",
             metavar="ROWS",
+            panel=DEVICES,
             help="Most rows of each device: a number, or one for each.",
-            rich_help_panel=DEVICES,
-            show_default=False,
         ),
     ] = None,
     granularity: Annotated[
         str | None,
-        typer.Option(
-            "--granularity",
-            metavar="ROWS",
-            help="Shares are multiples of this.",
-            rich_help_panel=DEVICES,
-            show_default=False,
+        option(
+            "--granularity", metavar="ROWS", panel=DEVICES, help="Shares are multiples of this."
         ),
     ] = None,
     gradient_bytes: GradientBytesOption = None,

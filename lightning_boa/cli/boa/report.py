@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightning_boa.cli.boa.arguments import OUTPUT, JsonOption
+from lightning_boa.cli.boa.arguments import OUTPUT, JsonOption, option
 from lightning_boa.cli.boa.files import picture_path
 from lightning_boa.cli.boa.output import console, print_json, say
 from lightning_boa.cli.boa.run_files import checked_target, find_record, read_record, writing
@@ -29,33 +29,30 @@ def report(
         ),
     ] = Path(),
     html: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads it on Python 3.10
-        typer.Option(
+        str | None,
+        option(
             "--html",
             metavar="FILE",
+            panel=OUTPUT,
             help=f"Where the page goes; {PAGE} beside the record unless given (with --json none).",
-            rich_help_panel=OUTPUT,
-            show_default=False,
         ),
     ] = None,
     png: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
+        str | None,
+        option(
             "--png",
             metavar="FILE",
+            panel=OUTPUT,
             help='Draws the same into one picture (.png, .svg, .pdf); needs the extra "plot".',
-            rich_help_panel=OUTPUT,
-            show_default=False,
         ),
     ] = None,
     trace: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
+        str | None,
+        option(
             "--trace",
             metavar="FILE",
+            panel=OUTPUT,
             help="Writes a trace for ui.perfetto.dev or chrome://tracing.",
-            rich_help_panel=OUTPUT,
-            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -78,12 +75,12 @@ def report(
     if targets["--html"] is None and not as_json:
         targets["--html"] = found.parent / PAGE
     figures = RunFigures(read_record(found))
-    written = {option: path for option, path in targets.items() if path is not None}
-    for option, path in written.items():
-        with writing(option, path):
-            _WRITERS[option](figures, path)
+    written = {name: path for name, path in targets.items() if path is not None}
+    for name, path in written.items():
+        with writing(name, path):
+            _WRITERS[name](figures, path)
     if as_json:
-        files = {option.lstrip("-"): str(path) for option, path in written.items()}
+        files = {name.lstrip("-"): str(path) for name, path in written.items()}
         print_json({"record": str(found), "files": files, **figures.to_dict()})
         return
     if of > 1:

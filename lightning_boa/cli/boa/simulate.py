@@ -23,6 +23,7 @@ from lightning_boa.cli.boa.arguments import (
     default_rows,
     linked,
     network_of,
+    option,
 )
 from lightning_boa.cli.boa.files import picture_path
 from lightning_boa.cli.boa.output import console, print_json, say
@@ -47,23 +48,21 @@ def simulate(
     device: DeviceOption = None,
     policies: Annotated[
         str,
-        typer.Option(
+        option(
             "--policies",
             metavar="NAMES",
+            panel=TRAINING,
             help=f"Out of {', '.join(NAMES)}; backup_workers=2 and asynchronous=2 (steps ahead) take a number.",
-            rich_help_panel=TRAINING,
-            show_default=False,
         ),
     ] = ALL,
     global_batch: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--global-batch",
             "-b",
             metavar="ROWS",
+            panel=TRAINING,
             help="Rows of a step over all devices. Default: the profile's, else 16 for each device.",
-            rich_help_panel=TRAINING,
-            show_default=False,
         ),
     ] = None,
     steps: Annotated[

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from io import BytesIO, TextIOWrapper
 
 import pytest
 
 from lightning_boa.cli.boa import plan
+from lightning_boa.cli.boa.app import main
 
 from .conftest import Boa
 
@@ -59,6 +61,18 @@ def test_other_errors_are_not_hidden(boa: Boa, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(plan, "source_of", wrong)
     with pytest.raises(RuntimeError, match="a bug"):
         boa("plan", "thesis_8gpu")
+
+
+def test_an_output_that_lacks_a_character_ends_no_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ascii_only = TextIOWrapper(BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", ascii_only)
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "--device", "Gerät=1ms", "-b", "8"])
+    assert end.value.code == 0
+    ascii_only.flush()
+    assert b"Ger?t" in ascii_only.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 def test_it_needs_nothing_heavy_and_a_closed_pipe_is_no_error() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import pytest
 
 from lightning_boa.reports.run_record import FILE_NAME, RunRecord
+from tests.project.pages import PAGES, ROOT, blocks_of
 from tests.reports.runs import PAIR, THROTTLED, a_run, many, unmeasured
 
 from .conftest import Boa
 
 RECORD = a_run(PAIR, 64, blocks=10)
-PAGE = Path(__file__).parents[3] / "docs" / "cli" / "report.md"
 
 Keep = Callable[..., Path]
 
@@ -180,14 +179,21 @@ def test_a_place_that_cannot_be_written_is_a_mistake(boa: Boa, keep: Keep) -> No
     assert "--html: expected a place that can be written to" in answer.err
 
 
-def test_the_page_about_it_shows_what_it_prints(boa: Boa, keep: Keep, here: Path) -> None:
-    text = PAGE.read_text(encoding="utf-8")
+def test_every_report_that_is_named_is_made(boa: Boa, keep: Keep, here: Path) -> None:
     keep(a_run(THROTTLED, 128, blocks=40), "outputs/one")
-    commands = re.findall(r"^boa (report.*?)(?:  +#.*)?$", text, re.M)
-    assert len(commands) >= 5
-    for command in commands:
-        answer = boa(*shlex.split(command))
+    keep(folder="lightning_logs/version_0", age=60)
+    named = [
+        words[1:]
+        for page in (ROOT / "README.md", *PAGES)
+        for block in blocks_of(page)
+        if block.language == "bash"
+        for words in block.commands
+        if words[:2] == ["boa", "report"]
+    ]
+    assert len(named) >= 8
+    for command in named:
+        answer = boa(*command)
         assert (answer.code, answer.err) == (0, "")
-    for name in ("boa-report.html", "report.png", "trace.json"):
+    for name in ("boa-report.html", "report.png", "trace.json", "run.png", "run.json"):
         assert list(here.rglob(name)), name
     assert (here / "report.png").read_bytes().startswith(b"\x89PNG")
